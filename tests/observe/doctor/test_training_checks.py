@@ -206,3 +206,87 @@ def test_losses_of_one_shape_means_and_pairs_of_predictions_are_not_named() -> N
         loop.update((predicted - y).square().mean() + (predicted - y.mean()).abs().mean() + ranks)
 
     assert not _found(_observed(right, classes=False))
+
+
+def test_models_that_others_are_trained_through_or_that_get_no_update_may_be_in_evaluation_mode() -> None:
+    judge, makes = Loop(nn.Dropout(0.5)), Loop(outputs=4)
+    judge.model.eval()
+
+    def attacked(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.requires_grad_()
+        functional.cross_entropy(judge.model(x), y).backward()
+        judge.model.zero_grad()
+
+    def through(x: torch.Tensor, y: torch.Tensor) -> None:
+        makes.update(functional.cross_entropy(judge.model(makes.model(x)), y))
+
+    for step in (attacked, through):
+        calls = _observed(step)
+        assert not _found(calls) | _found(calls, certain=False)
+
+
+def test_one_of_two_models_that_are_trained_is_named_if_it_stays_in_evaluation_mode() -> None:
+    makes, judges = Loop(nn.Dropout(0.5), outputs=4), Loop(nn.Dropout(0.5), outputs=1)
+    makes.model.eval()
+
+    def adversarial(x: torch.Tensor, y: torch.Tensor) -> None:
+        judges.update(judges.model(x).mean() - judges.model(makes.model(x).detach()).mean())
+        makes.update(judges.model(makes.model(x)).mean())
+
+    assert _found(_observed(adversarial)) == {"trains-in-evaluation-mode"}
+
+
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_gradients_of_perturbed_weights_are_added_on_purpose(backwards: int) -> None:
+    loop = Loop()
+    (weight, *_) = loop.model.parameters()
+
+    def adversarial(x: torch.Tensor, y: torch.Tensor, *, clear: bool = True) -> None:
+        for _ in range(backwards):
+            functional.cross_entropy(loop.model(x), y).backward()
+        assert weight.grad is not None
+        before = weight.detach().clone()
+        weight.data.add_(weight.grad, alpha=0.1)
+        functional.cross_entropy(loop.model(x), y).backward()
+        weight.data.copy_(before)
+        loop.optimizer.step()
+        if clear:
+            loop.optimizer.zero_grad()
+
+    assert not _found(_observed(adversarial))
+    assert _found(_observed(lambda x, y: adversarial(x, y, clear=False))) == {"gradients-not-cleared"}
+
+
+def test_log_densities_policies_and_kernels_are_no_wrong_losses() -> None:
+    loop, one = Loop(), Loop(outputs=1)
+    centres = nn.Parameter(torch.randn(5))
+
+    def policy(x: torch.Tensor, y: torch.Tensor) -> None:
+        advantages = torch.randn(8, 1)
+        loop.update(functional.nll_loss(loop.model(x).log_softmax(1) * advantages, y))
+
+    def kernels(x: torch.Tensor, y: torch.Tensor) -> None:
+        bumps = (y[:, None] - centres).square().mean()
+        pairs = functional.smooth_l1_loss(one.model(x), y, reduction="none").mean()
+        distances = (one.model(x) - y[None]).abs().mean()
+        one.update(bumps + pairs + distances)
+
+    assert not _found(_observed(policy))
+    with pytest.warns(UserWarning, match="Using a target size"):
+        calls = _observed(kernels, classes=False)
+    assert not _found(calls)
+
+
+def test_a_graph_that_is_traced_within_a_step_has_no_operations_of_the_observer() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    weight = nn.Parameter(torch.randn(3, 4))
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.nll_loss(functional.linear(x, weight).log_softmax(1), y)
+
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    bare = [node.name for node in make_fx(loss)(x, y).graph.nodes]
+    traced: list[list[str]] = []
+    _observed(lambda x, y: traced.append([node.name for node in make_fx(loss)(x, y).graph.nodes]))
+    assert traced == [bare] * 3

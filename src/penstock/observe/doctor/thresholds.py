@@ -238,7 +238,6 @@ class Thresholds:
     pair_fraction: float = _threshold(
         0.15, "of the step's time", "their backward pass, which has no line, takes twice as long as they do"
     )
-    logarithm_error: float = _threshold(1e-3, "above 0", "rounding makes no logarithm of a probability larger")
     seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
     padded_columns: int = _threshold(16, "columns", "fewer cost little, and may be chance in a small batch")
     padded_fraction: float = _threshold(

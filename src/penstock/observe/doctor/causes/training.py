@@ -28,13 +28,13 @@ def trains_in_evaluation_mode(measured: Measurements) -> Finding | None:
     Batch norm alone may be meant to keep its statistics, as in fine-tuning with small batches.
     """
     step = required(measured.step_calls)
-    if not step.trains or not step.evaluates or step.untrained_parameters:
+    if not step.trains or not step.evaluates:
         return None
     return Finding(
         name="trains-in-evaluation-mode",
         cause="The model is trained in evaluation mode.",
         evidence=(
-            f"in all observed steps: {' and '.join(step.evaluates)} with training=False, and gradients pass through it"
+            f"in all observed steps: {' and '.join(step.evaluates)} with training=False, in a module that is updated"
         ),
         remedy=(
             "model.train() before the steps of each epoch: model.eval() lasts until then, that of a validation and "
@@ -54,24 +54,25 @@ def loss_of_probabilities(measured: Measurements) -> Finding | None:
     if not calls:
         return None
     (call, *_) = calls
-    takes = "logarithms of probabilities" if call.what == "nll_loss" else "logits, and makes probabilities of them"
-    remedy = {
-        "nll_loss": "torch.log_softmax(logits, 1), or cross_entropy(logits, labels) in its place",
-        "cross_entropy": "no softmax before it: cross_entropy(logits, labels)",
-        "binary_cross_entropy_with_logits": "no sigmoid before it: binary_cross_entropy_with_logits(logits, labels)",
-    }
+    takes, remedy = _TAKES[call.what]
     return Finding(
         name="loss-of-probabilities",
-        cause=f"{call.what} takes {takes}, and gets something else: gradients are far too small, or wrong.",
-        evidence=f"in every observed step {_KINDS[call.what]}: {call.line}",
-        remedy=remedy[call.what],
+        cause=f"{call.what} takes {takes}, and gets probabilities: its gradients are far too small, or wrong.",
+        evidence=f"in every observed step a softmax or sigmoid is the last operation before it: {call.line}",
+        remedy=remedy,
     )
 
 
-_KINDS = {
-    "nll_loss": "it gets probabilities, or numbers above 0",
-    "cross_entropy": "it gets the result of a softmax",
-    "binary_cross_entropy_with_logits": "it gets the result of a sigmoid",
+_LOGITS, _LOGARITHMS = "logits, and makes probabilities of them", "logarithms of probabilities"
+
+_TAKES = {
+    "cross_entropy": (_LOGITS, "no softmax before it: cross_entropy(logits, labels)"),
+    "nll_loss": (_LOGARITHMS, "torch.log_softmax(logits, 1), or cross_entropy(logits, labels) in its place"),
+    "kl_div": (_LOGARITHMS, "torch.log_softmax(logits, 1) for its first argument"),
+    "binary_cross_entropy_with_logits": (
+        _LOGITS,
+        "no sigmoid before it: binary_cross_entropy_with_logits(logits, labels)",
+    ),
 }
 
 

@@ -195,7 +195,9 @@ def numbers_of(tensor: torch.Tensor | None) -> bytes:
     """Return some of a tensor's numbers, at most 2048 over all of it; empty without a tensor."""
     if tensor is None:
         return b""
-    some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _COMPARED)]
+    whole = tensor.detach()
+    whole = torch.view_as_real(whole) if whole.is_complex() else whole
+    some = whole.reshape(-1)[:: max(1, whole.numel() // _COMPARED)]
     # NumPy gets a copy: a storage that it has seen cannot be resized any longer.
     return some.to("cpu", torch.float64, copy=True).numpy().tobytes()
 

@@ -27,6 +27,7 @@ from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImag
 from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
+from penstock.observe.doctor.probes.steps.kept_gradients import KeptGradients
 from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
 from penstock.observe.doctor.probes.steps.layer_use import ACCUMULATE, LayerUse
 from penstock.observe.doctor.probes.steps.pair_differences import DistancesOfPairs
@@ -85,6 +86,7 @@ class StepCallRecorder:
         self.constant_lines = ConstantLines()
         self._layers = LayerUse()
         self._checks = TrainingChecks()
+        self._kept = KeptGradients()
         self._pairs = DistancesOfPairs()
         self._calls: Counter[tuple[str, int]] = Counter()
         self._debugged_by: tuple[str, ...] = ()
@@ -125,7 +127,7 @@ class StepCallRecorder:
             self._layers.end_step()
             self._pairs.end_step()
             with contextlib.suppress(Exception):
-                self._checks.end_step(self._layers.weights)
+                self._kept.end_step(self._steps, self._layers.weights)
 
     def result(self) -> StepCalls:
         """Return the calls that every recorded step made."""
@@ -143,8 +145,8 @@ class StepCallRecorder:
             backward_again=self._layers.backward_again(),
             dense_embeddings=self._layers.dense_embeddings(),
             pair_differences=self._pairs.result(),
-            evaluates=self._checks.evaluates,
-            kept_gradients=self._checks.kept_gradients(),
+            evaluates=self._checks.evaluates(),
+            kept_gradients=self._kept.lines(self._steps),
             probabilities=self._checks.probabilities(),
             broadcast_losses=self._checks.broadcast(),
             whole_images=self._images_of_every_step(),
@@ -197,11 +199,11 @@ class StepCallRecorder:
     def note_gradients(self, *, are_computed: bool) -> None:
         """Note the gradients that parameters have, before and after others are computed."""
         if not are_computed:
-            self._checks.before_gradients(self._layers.weights)
+            self._kept.before(self._layers.weights)
             return
         frame = next(_users_frames(), None)
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        self._checks.after_gradients(self._layers.weights, line)
+        self._kept.after(self._layers.weights, line)
 
     def note_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, seconds: float) -> None:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
@@ -253,6 +255,8 @@ class _RecordingMode(TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # it would compile what follows, too
             return func(*args, **kwargs)
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return func(*args, **kwargs)
+        if torch._C._len_torch_dispatch_stack():  # what is looked at would become part of a graph that is traced
             return func(*args, **kwargs)
         with contextlib.suppress(Exception):  # a program has to go on, whatever its tensors cannot be asked for
             self._note_before(func, args, kwargs)

@@ -1,10 +1,11 @@
-"""Whether the observed steps train as they are meant to: in training mode, with gradients of one batch, from logits."""
+"""Whether the observed steps train as they are meant to: in training mode, and by losses that get what they take."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container, Iterable
-from typing import Any
+import sys
+from collections.abc import Container, Iterable
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -12,7 +13,6 @@ from torch.nn import functional
 from penstock.observe.doctor.probe_results import StepCall
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.layer_use import numbers_of
-from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _Line = tuple[str, int]
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -29,11 +29,17 @@ _MODES = {
 """Functions that depend on the mode of their layer: where `training` stands, and what it is if it is left out."""
 
 _LOSSES = frozenset(
-    {functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss},
+    {
+        functional.mse_loss,
+        functional.l1_loss,
+        functional.smooth_l1_loss,
+        functional.huber_loss,
+        functional.poisson_nll_loss,
+    }
 )
 """Those of predictions and labels of one shape."""
 
-_DIFFERENCES = frozenset({torch.Tensor.__sub__, torch.Tensor.__rsub__, torch.Tensor.sub, torch.sub})
+_DIFFERENCES = frozenset({torch.Tensor.__sub__, torch.Tensor.__rsub__, torch.Tensor.sub, torch.sub, torch.subtract})
 
 
 _MOVES = frozenset(
@@ -45,21 +51,33 @@ _MOVES = frozenset(
 """What autograd calls operations that only move numbers."""
 
 
+_CALL = torch.nn.Module._call_impl.__code__
+
+_COMPARED = 4
+"""So many parameters of a module, the first and the last ones, have to change while it is trained."""
+
+
+class _Module:
+    """The innermost module with parameters around a layer that depends on the mode."""
+
+    def __init__(self, own: list[torch.nn.Parameter]) -> None:
+        self._before = [(weight, numbers_of(weight)) for weight in (*own[:_COMPARED], *own[-_COMPARED:])]
+        self.modes: set[bool] = set()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its parameters have changed since."""
+        return all(numbers_of(weight) != before for weight, before in self._before)
+
+
 class TrainingChecks:
     """Looks at what torch's functions get in the observed steps."""
 
     def __init__(self) -> None:
         self._steps = 0
-        self._modes: dict[str, set[bool]] = {"dropout": set(), "batch norm": set()}
+        self._modules: dict[tuple[str, int], tuple[torch.nn.Module, _Module]] = {}
         self._probabilities: dict[tuple[_Line, str], set[int]] = {}
         self._broadcast: set[tuple[_Line, str]] = set()
-        self._kept: dict[_Line, set[int]] = {}
-        self._got_at: dict[int, bytes] = {}
-        """The values that parameters had when they got gradients last."""
-        self._before: dict[int, bytes] = {}
-        self._stale: set[int] = set()
-        self._mixed: dict[int, _Line] = {}
-        """Parameters of which gradients that were applied already were added to others, and the line that did so."""
 
     def begin_step(self) -> None:
         """Count another step."""
@@ -76,67 +94,31 @@ class TrainingChecks:
     ) -> None:
         """Note a call of torch's outside of an optimizer, what it `made`, and where the batch's labels lie."""
         if func in _MODES and isinstance(made, torch.Tensor) and made.requires_grad:
-            self._note_mode(func, (args, kwargs))
+            self._note_mode("batch norm" if func is functional.batch_norm else "dropout", func, (args, kwargs))
         if line is None or not args:
             return
-        if func in _AS_LOGITS and _AS_LOGITS[func](args[0]):
+        if func in _AS_LOGITS and _made_by(args[0]) == _AS_LOGITS[func]:
             self._probabilities.setdefault((line, func.__name__), set()).add(self._steps)
-        if func in _LOSSES or (func in _DIFFERENCES and _is_loss(args, labels)):
+        is_loss = func in _LOSSES and _argument((args, kwargs), 4, "reduction", "mean") != "none"
+        if is_loss or (func in _DIFFERENCES and _meets_labels(args, labels)):
             one, other = (*args, *kwargs.values())[:2]
-            if _is_broadcast(one, other):
+            if _is_of_all_pairs(one, other):
                 self._broadcast.add((line, f"{list(one.shape)} and {list(other.shape)}"))
 
-    def _note_mode(self, func: Any, given: _Arguments) -> None:
+    def _note_mode(self, kind: str, func: Any, given: _Arguments) -> None:
+        """Note the mode of a layer, by the module that it belongs to."""
+        module = _module_with_parameters()
+        if module is None or (kind == "dropout" and not _argument(given, 1, "p", 0.5) > 0):
+            return
+        own = [weight for weight in module.parameters() if weight.requires_grad]
+        _, seen = self._modules.setdefault((kind, id(module)), (module, _Module(own)))
         place, default = _MODES[func]
-        if func is functional.batch_norm:
-            self._modes["batch norm"].add(_argument(given, place, "training", default))
-        elif _argument(given, 1, "p", 0.5) > 0:
-            self._modes["dropout"].add(_argument(given, place, "training", default))
+        seen.modes.add(bool(_argument(given, place, "training", default)))
 
-    def before_gradients(self, weights: Iterable[torch.Tensor]) -> None:
-        """Note the gradients of parameters before others are computed, and which of these were applied already."""
-        self._note_applied(weights)
-        self._before, self._stale = {}, set()
-        for weight in weights:
-            self._before[id(weight)] = numbers_of(weight.grad)
-            got_at = self._got_at.get(id(weight))
-            if got_at and got_at != numbers_of(weight) and _has_gradient(weight):
-                self._stale.add(id(weight))
-
-    def after_gradients(self, weights: Iterable[torch.Tensor], line: _Line | None) -> None:
-        """Note to which parameters gradients were added, and to which of those that were applied already."""
-        for weight in weights:
-            if self._before.get(id(weight)) != numbers_of(weight.grad):
-                self._got_at[id(weight)] = numbers_of(weight)
-                if id(weight) in self._stale and line is not None:
-                    self._mixed[id(weight)] = line
-
-    def end_step(self, weights: Iterable[torch.Tensor]) -> None:
-        """Note what was applied at the end of a step."""
-        self._note_applied(weights)
-
-    def _note_applied(self, weights: Iterable[torch.Tensor]) -> None:
-        """Note which parameters were updated with gradients of earlier updates, too, and forget what was cleared."""
-        for weight in weights:
-            line = self._mixed.get(id(weight))
-            if line is not None and numbers_of(weight) != self._got_at[id(weight)]:
-                self._kept.setdefault(line, set()).add(self._steps)
-            if line is not None and (line in self._kept or not _has_gradient(weight)):
-                del self._mixed[id(weight)]
-
-    @property
     def evaluates(self) -> tuple[str, ...]:
-        """Layers that are trained, and all in evaluation mode; those that keep statistics last."""
-        return tuple(name for name, modes in self._modes.items() if modes == {False})
-
-    @property
-    def trains_layers(self) -> bool:
-        """Whether one that depends on the mode is in training mode."""
-        return any(True in modes for modes in self._modes.values())
-
-    def kept_gradients(self) -> tuple[StepCall, ...]:
-        """Return lines that add gradients to those which were applied already; the first step has none."""
-        return _calls((line, "") for line, steps in self._kept.items() if len(steps) >= max(2, self._steps - 1))
+        """Return "dropout" and "batch norm", where such layers of a module that is trained are in evaluation mode."""
+        found = {kind for (kind, _), (_, seen) in self._modules.items() if seen.modes == {False} and seen.is_trained}
+        return tuple(kind for kind in ("dropout", "batch norm") if kind in found)
 
     def probabilities(self) -> tuple[StepCall, ...]:
         """Return losses of logits that get probabilities, or probabilities in place of their logarithms."""
@@ -147,15 +129,23 @@ class TrainingChecks:
         return _calls(self._broadcast)
 
 
-def _has_gradient(weight: torch.Tensor) -> bool:
-    return weight.grad is not None and bool(weight.grad.any())
+def _module_with_parameters() -> torch.nn.Module | None:
+    """Return the innermost module, of those that are called now, with parameters that may be trained."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            module = frame.f_locals["self"]
+            if any(weight.requires_grad for weight in module.parameters()):
+                return cast(torch.nn.Module, module)
+        frame = frame.f_back
+    return None
 
 
 def _calls(places: Iterable[tuple[_Line, str]]) -> tuple[StepCall, ...]:
     return tuple(StepCall(what=what, line=line_text(*line), per_step=1) for line, what in places)
 
 
-def _is_loss(operands: tuple[Any, ...], labels: Container[int]) -> bool:
+def _meets_labels(operands: tuple[Any, ...], labels: Container[int]) -> bool:
     """Return whether labels of the batch meet what gradients are computed of."""
     tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.layout is torch.strided]
     return any(one.data_ptr() in labels for one in tensors) and any(one.requires_grad for one in tensors)
@@ -166,24 +156,13 @@ def _argument(given: _Arguments, place: int, name: str, default: Any) -> Any:
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
-def _passes_softmax(values: Any) -> bool:
-    return _made_by(values) == "Softmax"
-
-
-def _passes_sigmoid(values: Any) -> bool:
-    return _made_by(values) == "Sigmoid"
-
-
-def _are_no_logarithms(values: Any) -> bool:
-    return _made_by(values) == "Softmax" or float(values.detach().max()) > THRESHOLDS.logarithm_error
-
-
-_AS_LOGITS: dict[Any, Callable[[Any], bool]] = {
-    functional.cross_entropy: _passes_softmax,
-    functional.binary_cross_entropy_with_logits: _passes_sigmoid,
-    functional.nll_loss: _are_no_logarithms,
+_AS_LOGITS: dict[Any, str] = {
+    functional.cross_entropy: "Softmax",
+    functional.nll_loss: "Softmax",
+    functional.kl_div: "Softmax",
+    functional.binary_cross_entropy_with_logits: "Sigmoid",
 }
-"""Losses, and what is wrong for them."""
+"""Losses of logits, or of logarithms of probabilities, and what must not come before them."""
 
 
 def _made_by(values: Any) -> str:
@@ -201,9 +180,10 @@ def _made_by(values: Any) -> str:
     return ""
 
 
-def _is_broadcast(one: Any, other: Any) -> bool:
-    """Return whether each number of one tensor meets several of the other, and the other way round: [n, 1] and [n]."""
+def _is_of_all_pairs(one: Any, other: Any) -> bool:
+    """Return whether tensors [n] and [n, 1] meet, of which none is a parameter: each of n numbers meets n."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    whole = math.prod(torch.broadcast_shapes(one.shape, other.shape))
-    return bool(whole > max(one.numel(), other.numel()))
+    shorter, longer = sorted((tuple(one.shape), tuple(other.shape)), key=len)
+    is_learned = any(tensor.is_leaf and tensor.requires_grad for tensor in (one, other))
+    return len(shorter) == 1 and longer == (*shorter, 1) and shorter[0] > 1 and not is_learned

@@ -1,0 +1,89 @@
+"""Gradients that stay from step to step: nothing clears them, and each step adds its own to those of all before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from penstock.observe.doctor.probe_results import StepCall
+from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.probes.steps.layer_use import numbers_of
+
+_Line = tuple[str, int]
+
+_WATCHED = 16
+"""Parameters."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A parameter that got gradients."""
+
+    left: bytes | None = None
+    """Its gradients when the step before ended; None once others were added to them."""
+
+    values: bytes = b""
+    """What it was when the step before ended."""
+
+    is_kept: bool = False
+    """Whether nothing has cleared or replaced its gradients since then."""
+
+    line: _Line | None = None
+    """What has computed gradients for it in this step."""
+
+
+class KeptGradients:
+    """Watches the gradients of some parameters in the observed steps.
+
+    A step counts if its first gradients were added to exactly those that the step before had left, if no gradients were
+    cleared in it, and if the parameter has changed. A parameter that is perturbed and restored between two backward
+    passes, gradients that are accumulated over batches, and those of a model that others are trained through, do not.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Watched] = {}
+        self._before: dict[int, bytes] = {}
+        self._found: dict[_Line, set[int]] = {}
+
+    def before(self, weights: Iterable[torch.Tensor]) -> None:
+        """Note the gradients of parameters before others are computed."""
+        for weight in itertools.islice(weights, _WATCHED):
+            self._before[id(weight)] = numbers_of(weight.grad)
+            known = self._known.get(id(weight))
+            if known is not None:
+                is_same = known.left is None or known.left == self._before[id(weight)]
+                known.is_kept &= is_same and _has_gradient(weight)
+                known.left = None
+
+    def after(self, weights: Iterable[torch.Tensor], line: _Line | None) -> None:
+        """Note which parameters have got gradients."""
+        for weight in itertools.islice(weights, _WATCHED):
+            if self._before.get(id(weight)) != numbers_of(weight.grad):
+                known = self._known.setdefault(id(weight), _Watched())
+                known.line = known.line or line
+
+    def end_step(self, step: int, weights: Iterable[torch.Tensor]) -> None:
+        """Note which parameters were updated with gradients of other steps, too."""
+        for weight in itertools.islice(weights, _WATCHED):
+            known = self._known.get(id(weight))
+            if known is None:
+                continue
+            values, is_kept = numbers_of(weight), known.is_kept and _has_gradient(weight)
+            if is_kept and known.line is not None and values != known.values:
+                self._found.setdefault(known.line, set()).add(step)
+            self._known[id(weight)] = _Watched(left=numbers_of(weight.grad), values=values, is_kept=True)
+
+    def lines(self, steps: int) -> tuple[StepCall, ...]:
+        """Return the lines that add to such gradients in all steps but the first, of which there were `steps`."""
+        return tuple(
+            StepCall(what="", line=line_text(*line), per_step=1)
+            for line, found in self._found.items()
+            if len(found) >= max(2, steps - 1)
+        )
+
+
+def _has_gradient(weight: torch.Tensor) -> bool:
+    return weight.grad is not None and bool(weight.grad.any())
