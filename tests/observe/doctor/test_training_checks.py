@@ -13,8 +13,15 @@ from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import StepCalls
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
+from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
 
-_NAMES = {"gradients-not-cleared", "trains-in-evaluation-mode", "loss-of-probabilities", "loss-of-all-pairs"}
+_NAMES = {
+    "gradients-not-cleared",
+    "left-out-of-optimizer",
+    "trains-in-evaluation-mode",
+    "loss-of-probabilities",
+    "loss-of-all-pairs",
+}
 
 Step = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -46,8 +53,14 @@ def _observed(step: Step, *, classes: bool = True, steps: int = 3) -> StepCalls:
 
 
 def _found(calls: StepCalls, *, certain: bool = True) -> set[str]:
+    window = TimingWindow(batches=64, wall_s=1.0, wait_s=0.0, step_s=1.0)
     measured = Measurements(
-        name="train.py", machine=Machine(), settings=Settings(dataset="D"), has_step=True, step_calls=calls
+        name="train.py",
+        machine=Machine(),
+        settings=Settings(dataset="D"),
+        has_step=True,
+        trials=(Trial(name=AS_IS, windows=(window,)),),
+        step_calls=calls,
     )
     return {one.name for one in diagnose(measured).findings if one.is_uncertain is not certain} & _NAMES
 
@@ -290,3 +303,30 @@ def test_a_graph_that_is_traced_within_a_step_has_no_operations_of_the_observer(
     traced: list[list[str]] = []
     _observed(lambda x, y: traced.append([node.name for node in make_fx(loss)(x, y).graph.nodes]))
     assert traced == [bare] * 3
+
+
+def test_a_layer_that_replaces_one_of_the_optimizers_is_named_with_its_shape() -> None:
+    loop = Loop()
+    loop.model[1] = nn.Linear(8, 3)
+    calls = _observed(lambda x, y: loop.update(functional.cross_entropy(loop.model(x), y)))
+    assert _found(calls) == {"left-out-of-optimizer"}
+    assert calls.left_out == ("[3, 8]", "[3]")
+
+
+def test_parameters_of_a_second_optimizer_that_are_frozen_or_updated_by_hand_are_not_left_out() -> None:
+    loop, other = Loop(nn.Linear(8, 8)), nn.Linear(8, 8)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    by_hand = nn.Parameter(torch.randn(8, 8))
+    frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        first, *others = loop.model
+        hidden = functional.linear(frozen(other(first(x))), by_hand)
+        second.zero_grad()
+        by_hand.grad = None
+        loop.update(functional.cross_entropy(nn.Sequential(*others)(hidden), y))
+        second.step()
+        assert by_hand.grad is not None
+        by_hand.data.sub_(by_hand.grad, alpha=0.1)
+
+    assert not _found(_observed(step))

@@ -447,6 +447,9 @@ class StepCalls:
     parameters: int = 0
     """How many numbers the parameters have that layers multiplied by."""
 
+    left_out: tuple[str, ...] = ()
+    """Shapes of parameters that get gradients and do not change, and that no optimizer of the observed steps has."""
+
     untrained_parameters: int = 0
     """Those of them that got gradients and did not change, while others did."""
 

@@ -68,6 +68,7 @@ FAILURES: tuple[Cause, ...] = (
 
 ABOUT_RESULTS: tuple[Cause, ...] = (
     training.gradients_not_cleared,
+    training.left_out_of_optimizer,
     training.trains_in_evaluation_mode,
     training.loss_of_probabilities,
     training.loss_of_all_pairs,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_SHOWN = 4
 
 
 @cause("gradients-not-cleared", "step_calls")
@@ -18,6 +21,32 @@ def gradients_not_cleared(measured: Measurements) -> Finding | None:
         cause="Every step adds its gradients to those of all steps before, with which parameters were updated already.",
         evidence=f"parameters have these gradients still, and have changed since: {calls[0].line}",
         remedy="optimizer.zero_grad() before loss.backward(), once for each optimizer.step()",
+    )
+
+
+@cause("left-out-of-optimizer", "step_calls")
+def left_out_of_optimizer(measured: Measurements) -> Finding | None:
+    """Parameters of a model get gradients, and the optimizer was made without them.
+
+    Where they are most of the model, it is a backbone that is not to be trained, and costs time: `gradients-not-used`.
+    """
+    step = required(measured.step_calls)
+    steps = sum(window.batches for trial in measured.trials for window in trial.windows)
+    is_few = step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters)
+    if not step.left_out or not is_few or steps < THRESHOLDS.seen_steps:
+        return None
+    shown = ", ".join(step.left_out[:_SHOWN]) + (", ..." if len(step.left_out) > _SHOWN else "")
+    return Finding(
+        name="left-out-of-optimizer",
+        cause="Parameters get gradients in every step, and no optimizer has them: they stay as they were made.",
+        evidence=(
+            f"parameters of the shapes {shown} did not change in {steps} steps, while others did; no optimizer of the "
+            "observed steps holds them"
+        ),
+        remedy=(
+            "make the optimizer when the model is complete: a layer that is replaced later is not in it, nor one "
+            "that is kept in a list and not in nn.ModuleList; or requires_grad_(False), if it is not to be trained"
+        ),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,6 +34,8 @@ PRODUCTS = frozenset(
 ACCUMULATE = (torch.Tensor.backward, torch.autograd.backward)
 """Functions that add to the gradients of parameters."""
 
+_CALL = torch.nn.Module._call_impl.__code__
+
 _Line = tuple[str, int]
 
 _COMPARED = 1024
@@ -51,7 +55,10 @@ class LayerUse:
         self._in_pass: Counter[tuple[_Line, int, int]] = Counter()
         self._weights: dict[int, torch.Tensor] = {}  # kept, so that no other has the id of one
         self._before: dict[int, object] = {}
+        self._modules: dict[int, list[torch.nn.Module]] = {}
+        """Those that were called when a parameter was used first, innermost first."""
         self._have_gradients: set[int] = set()
+        self._optimized: set[int] = set()
         self._used_whole: set[int] = set()
         self._embedded: dict[int, tuple[_Line, int]] = {}
         self._columns: dict[_Line, list[tuple[int, int]]] = {}
@@ -67,6 +74,7 @@ class LayerUse:
         """Note a call of torch's outside of an optimizer, what it `made`, its line, and how long it took."""
         if func in (*ACCUMULATE, torch.autograd.grad):
             self._passes += 1
+            self._note_gradients()
             if func in ACCUMULATE and kwargs.get("retain_graph") and line is not None:
                 self._again[line] += 1
             return
@@ -94,8 +102,15 @@ class LayerUse:
 
     def end_step(self) -> None:
         """Note which parameters have gradients at the end of a step."""
-        self._have_gradients |= {key for key, weight in self._weights.items() if weight.grad is not None}
+        self._note_gradients()
         self._passes += 1
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the parameters that an optimizer is about to update."""
+        self._optimized.update(id(weight) for group in optimizer.param_groups for weight in group["params"])
+
+    def _note_gradients(self) -> None:
+        self._have_gradients |= {key for key, weight in self._weights.items() if weight.grad is not None}
 
     def is_parameter(self, one: Any) -> bool:
         """Return whether a tensor is one of these parameters, or shares its values, as `.data` does."""
@@ -121,14 +136,34 @@ class LayerUse:
 
     def untrained(self) -> int:
         """Return how many of them got gradients and are as they were, if others are not."""
+        return sum(weight.numel() for weight in self._untrained())
+
+    def left_out(self) -> tuple[str, ...]:
+        """Return the shapes of those that are untrained, in training mode and in a model of which others are optimized.
+
+        A model that only judges another one has no parameters in its optimizer, or is in evaluation mode.
+        """
+        found = [
+            weight for weight in self._untrained() if id(weight) not in self._optimized and self._is_in_model(weight)
+        ]
+        return tuple(str(list(weight.shape)) for weight in found)
+
+    def _is_in_model(self, weight: torch.Tensor) -> bool:
+        modules = self._modules.get(id(weight), [])
+        is_optimized = any(id(one) in self._optimized for module in modules[1:] for one in module.parameters())
+        return is_optimized and modules[0].training
+
+    def _untrained(self) -> list[torch.Tensor]:
         known = {key for key, state in self._before.items() if state is not None}
         same = {key for key in known if _state_of(self._weights[key]) == self._before[key]}
-        is_training = bool(known - same)
-        return sum(self._weights[key].numel() for key in same & self._have_gradients) if is_training else 0
+        if known == same:
+            return []
+        return [weight for key, weight in self._weights.items() if key in same & self._have_gradients]
 
     def _note_weight(self, weight: torch.Tensor) -> None:
         if id(weight) not in self._weights:
             self._weights[id(weight)], self._before[id(weight)] = weight, _state_of(weight)
+            self._modules[id(weight)] = list(called_modules())
 
     def repeated(self) -> tuple[StepCall, ...]:
         """Return the lines that apply one layer many times in each step, to little at a time."""
@@ -189,6 +224,15 @@ def _state_of(weight: torch.Tensor) -> object:
         return weight._version, numbers_of(weight)
     except Exception:  # a tensor of torch.func, of several devices, without values or a version
         return None
+
+
+def called_modules() -> Iterator[torch.nn.Module]:
+    """Yield the modules that are called now, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
 
 
 def numbers_of(tensor: torch.Tensor | None) -> bytes:

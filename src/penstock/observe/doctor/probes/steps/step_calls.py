@@ -18,8 +18,10 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.contents.seen_labels import labels_of
@@ -75,6 +77,7 @@ class StepCallRecorder:
         self._pageable_copies: dict[_Place, Counter[int]] = {}
         self._double_casts: dict[_Place, Counter[int]] = {}
         self._mode: _RecordingMode | None = None
+        self._hook: RemovableHandle | None = None
         self._images: dict[int, WholeImages | None] = {}
         self._labels: set[int] = set()
         self._uses_labels = False
@@ -112,6 +115,7 @@ class StepCallRecorder:
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._hook = register_optimizer_step_pre_hook(self._note_optimizer)
 
     @property
     def has_labels(self) -> bool:
@@ -123,11 +127,17 @@ class StepCallRecorder:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if self._hook is not None:
+                self._hook.remove()
             self._lines.end_step()
             self._layers.end_step()
             self._pairs.end_step()
             with contextlib.suppress(Exception):
                 self._kept.end_step(self._steps, self._layers.weights)
+
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        with contextlib.suppress(Exception):
+            self._layers.note_optimizer(optimizer)
 
     def result(self) -> StepCalls:
         """Return the calls that every recorded step made."""
@@ -140,6 +150,7 @@ class StepCallRecorder:
             double_parameters=self._layers.double_parameters,
             parameters=self._layers.parameters,
             untrained_parameters=self._layers.untrained(),
+            left_out=self._layers.left_out(),
             repeated_layers=self._layers.repeated(),
             padded=self._layers.padded(),
             backward_again=self._layers.backward_again(),

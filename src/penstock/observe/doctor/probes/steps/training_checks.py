@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container, Iterable
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from penstock.observe.doctor.probe_results import StepCall
 from penstock.observe.doctor.probes.source_lines import line_text
-from penstock.observe.doctor.probes.steps.layer_use import numbers_of
+from penstock.observe.doctor.probes.steps.layer_use import called_modules, numbers_of
 
 _Line = tuple[str, int]
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -50,8 +48,6 @@ _MOVES = frozenset(
 )
 """What autograd calls operations that only move numbers."""
 
-
-_CALL = torch.nn.Module._call_impl.__code__
 
 _COMPARED = 4
 """So many parameters of a module, the first and the last ones, have to change while it is trained."""
@@ -131,14 +127,7 @@ class TrainingChecks:
 
 def _module_with_parameters() -> torch.nn.Module | None:
     """Return the innermost module, of those that are called now, with parameters that may be trained."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _CALL:
-            module = frame.f_locals["self"]
-            if any(weight.requires_grad for weight in module.parameters()):
-                return cast(torch.nn.Module, module)
-        frame = frame.f_back
-    return None
+    return next((one for one in called_modules() if any(weight.requires_grad for weight in one.parameters())), None)
 
 
 def _calls(places: Iterable[tuple[_Line, str]]) -> tuple[StepCall, ...]:
