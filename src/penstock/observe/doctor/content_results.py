@@ -48,6 +48,20 @@ class RepeatedSamples:
     """Of the datasets that the training consists of, the two that the indices are of, from 0; None: one dataset's."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SingleSamples:
+    """An evaluation in batches of one sample, while the training has larger ones."""
+
+    loader: str
+    """The evaluation's loader: its name in the program, or its dataset's class."""
+
+    samples: int
+    """Of a pass."""
+
+    training_batches: int
+    """Of an epoch of the examined loop."""
+
+
 Extent = Literal["partly", "inside", "same"]
 """How much of an evaluation the training has, too: some of it; all of it, and more; or exactly the same."""
 

@@ -17,8 +17,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import PenstockError
+from penstock.observe.doctor.content_results import SingleSamples
 from penstock.observe.doctor.contents.compare_loaders import Comparison, compare_loaders
 from penstock.observe.doctor.contents.content_reader import ContentReader
+from penstock.observe.doctor.contents.single_samples import find_single_samples
 from penstock.observe.doctor.loader_probes import LoaderProbes
 from penstock.observe.doctor.measurement_log import MeasurementLog, describe_error
 from penstock.observe.doctor.measurements import Measurements
@@ -35,6 +37,9 @@ _TRIALS = 0.55
 
 _CONTENTS, _LEAST_CONTENTS_S = 0.12, 0.6
 """Of the probes' time, what comparing samples gets; it comes last, and no timed measurement waits for it."""
+
+_SINGLE_S = 0.5
+"""What making a few samples of an evaluation may take."""
 
 _LEAST_PROBES = 0.25
 """Of the time, what the probes get however long the trials took."""
@@ -100,6 +105,7 @@ def examine(
     with impatient_close():
         parts = LoaderProbes(loader, settings, left_s, log).measure(scheduler.batch) if scheduler.hang is None else {}
         compared = _compare(scheduler, left_s, log) if scheduler.hang is None else Comparison()
+        single = _find_single_samples(scheduler, log) if scheduler.hang is None else None
     return Measurements(
         name=name or type(loader.dataset).__name__,
         machine=limits.measure(),
@@ -110,6 +116,8 @@ def examine(
         epoch_orders=scheduler.epoch_orders,
         one_label=scheduler.one_label,
         **{one.name: getattr(compared, one.name) for one in fields(compared)},
+        single_samples=single,
+        saved_storages=scheduler.saved_storages,
         iterators_created=scheduler.iterators_created,
         loaders_created=scheduler.loaders_created,
         is_cycled=scheduler.is_cycled,
@@ -144,6 +152,17 @@ def _compare(scheduler: TrialScheduler, left_s: float, log: MeasurementLog) -> C
         least_s=seconds + 1.0,  # it ends by itself, with what it has read, unless one sample takes very long
     )
     return compared or Comparison()
+
+
+def _find_single_samples(scheduler: TrialScheduler, log: MeasurementLog) -> SingleSamples | None:
+    loader = scheduler.loader
+    assert loader is not None
+    evaluations = scheduler.evaluation_loaders.evaluations(loader)
+    return log.attempt(
+        "evaluations of single samples",
+        lambda: find_single_samples(loader, evaluations),
+        _SINGLE_S,
+    )
 
 
 def _run_trials(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.observe.doctor.content_results import EpochOrders, RepeatedSamples, SharedSamples
+from penstock.observe.doctor.content_results import EpochOrders, RepeatedSamples, SharedSamples, SingleSamples
 from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
     DatasetPickle,
@@ -19,6 +19,7 @@ from penstock.observe.doctor.probe_results import (
     OtherLoop,
     RepeatedPass,
     SampleCosts,
+    SavedStorages,
     StepCalls,
     WorkerActivity,
     WorkerNoise,
@@ -190,6 +191,12 @@ class Measurements:
 
     epoch_orders: EpochOrders | None = None
     """The order of several epochs; None where it changed, or only one was seen."""
+
+    single_samples: SingleSamples | None = None
+    """An evaluation that gets one sample after another."""
+
+    saved_storages: SavedStorages | None = None
+    """A file of far more than what was to be saved, of the program's first epochs."""
 
     listed_twice: int = 0
     """How many samples the loader has several times by their index."""

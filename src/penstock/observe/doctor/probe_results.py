@@ -355,6 +355,20 @@ class OtherLoop:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SavedStorages:
+    """What the program saved by `torch.save`, or would have: tensors that are parts of far larger storages."""
+
+    name: str
+    """The place of the tensor whose storage has most that it does not use, as in "['probe']"."""
+
+    nbytes: int
+    """Of all storages, which are written."""
+
+    unused_nbytes: int
+    """Of them, what belongs to none of the tensors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedPass:
     """A pass over another loader that the program makes after every few steps, such as a validation."""
 

@@ -23,6 +23,8 @@ from penstock.observe.doctor.causes.cause import Cause
 
 ABOUT_STEP: tuple[Cause, ...] = (
     epochs.validates_often,
+    epochs.evaluates_single_samples,
+    epochs.saves_whole_storages,
     step.debugging_every_step,
     *step.STEP_PATTERNS,
     step.same_in_every_step,

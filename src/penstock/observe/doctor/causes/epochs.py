@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import clear_factor, epoch_startup_s, is_unclear, other_startup_s
 from penstock.observe.doctor.measurements import Measurements
@@ -174,6 +175,37 @@ def validates_often(measured: Measurements) -> Finding | None:
             is_uncertain=not one.is_whole,
         )
     return None
+
+
+@cause("evaluates-single-samples", "single_samples")
+def evaluates_single_samples(measured: Measurements) -> Finding | None:
+    """A loader that evaluates was made without a batch size."""
+    one = required(measured.single_samples)
+    return Finding(
+        name="evaluates-single-samples",
+        cause="An evaluation gets one sample after another: its model is called once for each.",
+        evidence=(
+            f"batch_size=1 of {one.loader}: {one.samples} batches in each pass, beside {one.training_batches} of an "
+            "epoch; its samples can be collated"
+        ),
+        remedy="DataLoader(..., batch_size=256), or as many as fit: without gradients more do than in training",
+        is_uncertain=one.samples < THRESHOLDS.certain_single_samples * one.training_batches,
+    )
+
+
+@cause("saves-whole-storages", "saved_storages")
+def saves_whole_storages(measured: Measurements) -> Finding | None:
+    """A checkpoint holds a view, and `torch.save` writes all that it is a view of."""
+    saved = required(measured.saved_storages)
+    return Finding(
+        name="saves-whole-storages",
+        cause="What the program saves has a view of a larger tensor, and all of that is written.",
+        evidence=(
+            f"torch.save would write {size_text(saved.nbytes)}, and its tensors are "
+            f"{size_text(saved.nbytes - saved.unused_nbytes)} of it; the largest rest is that of {saved.name}"
+        ),
+        remedy="save a copy of the part: tensor.clone()",
+    )
 
 
 @cause("short-epochs", "as_is")

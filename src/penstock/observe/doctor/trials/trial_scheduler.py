@@ -17,7 +17,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.content_results import EpochOrders
-from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel
+from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel, SavedStorages
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -109,6 +109,11 @@ class TrialScheduler:
     def epoch_orders(self) -> EpochOrders | None:
         """The order that several epochs of a program have had; None where it changed, or only one was seen."""
         return self.later_epochs.result() if self.later_epochs is not None else None
+
+    @property
+    def saved_storages(self) -> SavedStorages | None:
+        """What the program saved after its first epochs, if that was far more than its tensors."""
+        return self.later_epochs.guard.saved if self.later_epochs is not None else None
 
     @property
     def goes_on(self) -> bool:

@@ -6,6 +6,7 @@ another program or connects to one, or writes through a library that Python cann
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.observe.doctor.probe_results import SavedStorages
+from penstock.observe.doctor.trials.saved_storages import measure_storages
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -45,6 +48,8 @@ class WriteGuard:
         self._thread = 0
         self._replaced: list[tuple[Any, str, Any]] = []
         self._writes_bytecode = True
+        self.saved: SavedStorages | None = None
+        """What a program has saved meanwhile, if that was far more than its tensors."""
 
     def arm(self) -> None:
         """Begin: of this thread, until `disarm`."""
@@ -55,7 +60,8 @@ class WriteGuard:
             original = getattr(module, name, None)
             if original is not None:
                 self._replaced.append((module, name, original))
-                setattr(module, name, _guarded(original, is_left_out=(module_name, name) in _SAVING))
+                save = self._leave_out if (module_name, name) in _SAVING else _end
+                setattr(module, name, _guarded(original, save))
         self._writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         _armed.add(self._thread)
 
@@ -67,6 +73,11 @@ class WriteGuard:
         while self._replaced:
             module, name, before = self._replaced.pop()
             setattr(module, name, before)
+
+    def _leave_out(self, saved: Any = None, *_: Any, **options: Any) -> None:
+        """Save nothing, and note what it would have been."""
+        with contextlib.suppress(Exception):  # of objects that cannot be asked for their tensors
+            self.saved = self.saved or measure_storages(options.get("obj", saved))
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -80,15 +91,17 @@ class WriteGuard:
                 _armed.add(self._thread)
 
 
-def _guarded(write: Callable[..., Any], *, is_left_out: bool) -> Callable[..., Any]:
+def _guarded(write: Callable[..., Any], instead: Callable[..., None]) -> Callable[..., Any]:
     def write_if_allowed(*arguments: Any, **options: Any) -> Any:
         if threading.get_ident() not in _armed:
             return write(*arguments, **options)
-        if not is_left_out:
-            raise TrialsDoneError
-        return None
+        return instead(*arguments, **options)
 
     return write_if_allowed
+
+
+def _end(*_: Any, **__: Any) -> None:
+    raise TrialsDoneError
 
 
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,0 +1,86 @@
+"""What a program does between its epochs: evaluations of single samples, and checkpoints larger than what they hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from penstock.observe.doctor.causes import diagnose
+from penstock.observe.doctor.contents.compare_loaders import Evaluation
+from penstock.observe.doctor.contents.single_samples import find_single_samples
+from penstock.observe.doctor.examine import examine
+from penstock.observe.doctor.trials.saved_storages import measure_storages
+
+
+class Uneven(Dataset[torch.Tensor]):
+    """Images of other sizes each."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(3, 8 + index % 7, 8)
+
+
+_TRAINING = DataLoader(TensorDataset(torch.zeros(640, 4)), batch_size=64)
+
+
+def _single(loader: DataLoader[object]) -> int:
+    found = find_single_samples(_TRAINING, [Evaluation(name="val_loader", loader=loader)])
+    return 0 if found is None else found.samples
+
+
+def test_an_evaluation_without_a_batch_size_is_known_if_its_samples_can_be_one_batch() -> None:
+    data = TensorDataset(torch.zeros(400, 4))
+    assert _single(DataLoader(data)) == 400
+    assert _single(DataLoader(data, batch_size=2)) == 0
+    assert _single(DataLoader(data, batch_size=None)) == 0
+    assert _single(DataLoader(Uneven())) == 0
+    assert _single(DataLoader(TensorDataset(torch.zeros(8, 4)))) == 0
+
+
+def test_a_view_of_a_large_tensor_is_known_by_its_place_and_shared_and_whole_tensors_are_none() -> None:
+    cube, weight = torch.zeros(8 << 20), torch.zeros(1 << 20)
+    found = measure_storages({"epoch": 3, "model": {"w": weight}, "probe": [cube[:100]]})
+    assert found is not None
+    assert "probe" in found.name
+    assert found.unused_nbytes == (32 << 20) - 400
+    assert measure_storages({"probe": cube[:100].clone(), "all": cube, "tied": weight, "again": weight[None]}) is None
+    assert measure_storages({"halves": cube.chunk(2), "small": torch.zeros(100)[:1]}) is None
+
+
+def test_a_program_that_saves_a_view_after_each_epoch_is_told_so() -> None:
+    cube = torch.zeros(8 << 20)
+
+    def train() -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+        for _ in range(1000):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            torch.save({"model": model.state_dict(), "probe": cube[:8]}, "/dev/null")
+
+    found = examine(train, seconds=1.5)
+    assert "saves-whole-storages" in [one.name for one in diagnose(found).findings], found.notes
+
+
+@pytest.mark.parametrize(("samples", "is_certain"), [(400, True), (70, False)])
+def test_single_samples_are_certain_to_cost_time_only_where_they_are_many(samples: int, is_certain: bool) -> None:
+    held_out = TensorDataset(torch.randn(samples, 4))
+
+    def train() -> None:
+        model = torch.nn.Linear(4, 1)
+        loader = DataLoader(TensorDataset(torch.randn(640, 4)), batch_size=64, shuffle=True)
+        val_loader = DataLoader(held_out)
+        for _ in range(1000):
+            for (x,) in loader:
+                model(x).square().mean().backward()
+            with torch.no_grad():
+                print(sum(model(x).sum() for (x,) in val_loader))
+
+    (found,) = (one for one in diagnose(examine(train, seconds=1.5)).findings if one.name == "evaluates-single-samples")
+    assert found.is_uncertain is not is_certain
