@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from penstock.core.errors import PenstockError
 from penstock.observe.doctor.contents.compare_loaders import Comparison, compare_loaders
 from penstock.observe.doctor.contents.content_reader import ContentReader
+from penstock.observe.doctor.contents.label_numbers import compare_label_numbers
 from penstock.observe.doctor.loader_probes import LoaderProbes
 from penstock.observe.doctor.measurement_log import MeasurementLog, describe_error
 from penstock.observe.doctor.measurements import Measurements
@@ -100,6 +101,11 @@ def examine(
     with impatient_close():
         parts = LoaderProbes(loader, settings, left_s, log).measure(scheduler.batch) if scheduler.hang is None else {}
         compared = _compare(scheduler, left_s, log) if scheduler.hang is None else Comparison()
+    label_numbers = log.attempt(
+        "the numbers of labels",
+        lambda: compare_label_numbers(loader, scheduler.evaluation_loaders.evaluations(loader)),
+        1.0,
+    )
     return Measurements(
         name=name or type(loader.dataset).__name__,
         machine=limits.measure(),
@@ -110,6 +116,7 @@ def examine(
         epoch_orders=scheduler.epoch_orders,
         one_label=scheduler.one_label,
         **{one.name: getattr(compared, one.name) for one in fields(compared)},
+        label_numbers=label_numbers,
         iterators_created=scheduler.iterators_created,
         loaders_created=scheduler.loaders_created,
         is_cycled=scheduler.is_cycled,
