@@ -19,6 +19,7 @@ from penstock.observe.doctor.contents.label_numbers import compare_label_numbers
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probes.changed_data import find_changed_data
 from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
+from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.tensor_keys import find_tensor_keys
 from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers
 from penstock.observe.record.finding import Finding
@@ -101,6 +102,18 @@ def test_data_that_each_sample_changes_again_are_named(kind: str) -> None:
     assert finding is not None
     assert not finding.is_uncertain
     assert ".clone()" in finding.remedy
+
+
+def test_the_probe_of_samples_looks_for_both() -> None:
+    sampler = [*torch.randperm(64)]
+    probe = SampleProbe(DataLoader(Rows(_scaled), batch_size=4, sampler=sampler), 0.5)
+    probe.run()
+    assert probe.error == ""
+    assert probe.changed_data is not None
+    probe = SampleProbe(DataLoader(Cached(lambda index: index), batch_size=4, sampler=torch.arange(8)), 0.5)  # type: ignore[arg-type]
+    probe.run()
+    assert probe.tensor_keys is not None
+    assert probe.changed_data is None
 
 
 def test_the_data_and_the_random_states_are_left_as_they_were() -> None:
@@ -257,6 +270,7 @@ def test_what_may_be_meant_so_is_uncertain() -> None:
         (Named(class_to_idx=four), Other(class_to_idx=three)),
         (Named(class_to_idx=four), Named(class_to_idx=three, target_transform=lambda label: label + 1)),
         (Named(class_to_idx=four), Named(class_to_idx=_numbered("u v w x y d"))),
+        (Named(class_to_idx=_numbered("a b c d e f g h")), Named(class_to_idx=three)),  # it may pick their outputs
     ]:
         finding = _finding("labels-differ", label_numbers=_labels(training, evaluation))
         assert finding is not None

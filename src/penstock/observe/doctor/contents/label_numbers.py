@@ -66,7 +66,7 @@ def _compare(
         is_meant_alike=type(trained) is type(dataset)
         and len(candidates) == 1
         and common >= 2
-        and 2 * common >= len(theirs)
+        and 2 * common >= max(len(theirs), len(numbers))  # of a model of many classes, an evaluation may pick few
         and not translated
         and type(attributes_of(dataset).get(path)) is not list,
     )
@@ -95,7 +95,7 @@ def _as_numbers(path: str, value: Any, rows: int | None) -> Numbers | None:
     if _NO_NUMBERS_OF_NAMES.search(_spaced(path)):
         return None
     numbers: dict[Any, int]
-    if type(value) is dict or isinstance(value, dict):
+    if isinstance(value, dict):
         if not 2 <= len(value) <= _MOST_NAMES or not all(map(_is_number, value.values())):
             return None
         numbers = {name: int(number) for name, number in value.items()}
