@@ -20,6 +20,7 @@ from penstock.core.errors import PenstockError
 from penstock.observe.doctor.content_results import SingleSamples
 from penstock.observe.doctor.contents.compare_loaders import Comparison, compare_loaders
 from penstock.observe.doctor.contents.content_reader import ContentReader
+from penstock.observe.doctor.contents.label_numbers import compare_label_numbers
 from penstock.observe.doctor.contents.single_samples import find_single_samples
 from penstock.observe.doctor.loader_probes import LoaderProbes
 from penstock.observe.doctor.measurement_log import MeasurementLog, describe_error
@@ -106,6 +107,11 @@ def examine(
         parts = LoaderProbes(loader, settings, left_s, log).measure(scheduler.batch) if scheduler.hang is None else {}
         compared = _compare(scheduler, left_s, log) if scheduler.hang is None else Comparison()
         single = _find_single_samples(scheduler, log) if scheduler.hang is None else None
+    label_numbers = log.attempt(
+        "the numbers of labels",
+        lambda: compare_label_numbers(loader, scheduler.evaluation_loaders.evaluations(loader)),
+        1.0,
+    )
     return Measurements(
         name=name or type(loader.dataset).__name__,
         machine=limits.measure(),
@@ -118,6 +124,7 @@ def examine(
         **{one.name: getattr(compared, one.name) for one in fields(compared)},
         single_samples=single,
         saved_storages=scheduler.saved_storages,
+        label_numbers=label_numbers,
         iterators_created=scheduler.iterators_created,
         loaders_created=scheduler.loaders_created,
         is_cycled=scheduler.is_cycled,

@@ -84,6 +84,8 @@ class LoaderProbes:
         found: dict[str, Any] = {
             "samples": attempt("what samples cost", probe.costs, 2.0),
             "image_decode": probe.image_decode(),
+            "changed_data": probe.changed_data,
+            "tensor_keys": probe.tensor_keys,
         }
         if not probe.samples and not probe.error:
             self._log.add("samples in this process: not one was made in time; a sample takes very long")

@@ -24,6 +24,7 @@ from penstock.observe.doctor.probe_results import (
     WorkerActivity,
     WorkerNoise,
 )
+from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers, TensorKeys
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between
 
@@ -188,6 +189,15 @@ class Measurements:
 
     shared_samples: tuple[SharedSamples, ...] = ()
     """What the loop's loader and those that evaluate have in common."""
+
+    label_numbers: LabelNumbers | None = None
+    """Names that an evaluation numbers differently; None where none was seen."""
+
+    changed_data: ChangedData | None = None
+    """Stored data that samples change; None where none was seen."""
+
+    tensor_keys: TensorKeys | None = None
+    """Tensors that the dataset has as keys; None where it has none."""
 
     epoch_orders: EpochOrders | None = None
     """The order of several epochs; None where it changed, or only one was seen."""

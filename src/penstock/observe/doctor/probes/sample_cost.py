@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import all_finite
+from penstock.observe.doctor.probes.changed_data import find_changed_data
 from penstock.observe.doctor.probes.constant_seeds import SeedRecorder
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.held_locks import LockRecorder
@@ -25,6 +27,8 @@ from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.line_sampler import LineSampler, count_values
 from penstock.observe.doctor.probes.repeated_reads import ReadRecorder
 from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
+from penstock.observe.doctor.probes.tensor_keys import find_tensor_keys
+from penstock.observe.doctor.stored_results import ChangedData, TensorKeys
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _MOST_SAMPLES = 3000
@@ -34,6 +38,9 @@ _WATCHED = 0.3
 _MOST_TURNS = 20
 _LOOKS = 60
 _MOST_REPEATED = 16
+_MOST_MADE_AGAIN = 6
+_MADE_AGAIN, _MADE_TIMES = 0.3, 8
+"""Of the time of the samples that are watched, for those that show whether they change stored data."""
 _MOST_COLLATES = 7
 _COLLATE_S = 0.5
 
@@ -69,6 +76,9 @@ class SampleProbe:
         self._draws_s: list[float] = []
         self.samples: list[Any] = []
         """The first ones, up to one batch of them."""
+        self._first_calls: list[tuple[Any, Callable[[], Any]]] = []
+        self.changed_data: ChangedData | None = None
+        self.tensor_keys: TensorKeys | None = None
         self.error = ""
 
     def run(self) -> None:
@@ -82,6 +92,7 @@ class SampleProbe:
             self._read = _read_since(before)
             self._watch_samples(calls)
             self._repeat_slow_samples()
+            self._look_at_stored_data()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             self._read = self._read or _read_since(before)
@@ -134,6 +145,8 @@ class SampleProbe:
         for number, (index, make) in enumerate(islice(self._time_draws(calls), _MOST_SAMPLES)):
             if time.perf_counter() > self._until and number >= 2:
                 break
+            if number < _MOST_MADE_AGAIN:
+                self._first_calls.append((index, make))
             is_profiled = number % 2 == 1
             before = proc.thread_times()
             process_s = time.process_time()
@@ -200,6 +213,16 @@ class SampleProbe:
             before = proc.thread_times()
             self._loader.dataset[index]
             self._repeated_s[_printable_index(index)] = proc.thread_times_since(before).busy_s
+
+    def _look_at_stored_data(self) -> None:
+        """Look for data that samples change: some are made again, as above, and the data are left as they were."""
+        self.tensor_keys = find_tensor_keys(self._loader.dataset)
+        seconds = self._watched_s * _MADE_AGAIN
+        is_slow = statistics.fmean(took for _, took in self._busy_s or [(0, 0.0)]) * _MADE_TIMES > seconds
+        if self._loader._dataset_kind != _DatasetKind.Iterable and not is_slow:
+            with suppress(Exception):  # of the dataset, which has made them before
+                until = time.perf_counter() + seconds
+                self.changed_data = find_changed_data(self._loader.dataset, self._first_calls, until)
 
     def _with_fractions(self, costs: SampleCosts, sleep_fraction: float) -> SampleCosts:
         fractions = self._profile.fractions()
