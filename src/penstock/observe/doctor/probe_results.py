@@ -519,9 +519,12 @@ class StepCalls:
     updates: bool = False
     """Whether an observed step changed parameters."""
 
+    takes_values: bool = False
+    """Whether tensors that gradients depend on may be made of values that Python or NumPy computes in the step."""
+
     observed_lines: tuple[str, ...] | None = None
-    """The lines in which torch computes, where gradients depend on what Python or NumPy computes in the step: of other
-    lines it is then not known whether they contribute. None where it is."""
+    """The lines in which torch computes, where training may depend on what Python or NumPy computes in the step: of
+    other lines it is then not known whether they contribute. None where it is."""
 
     operations: Mapping[str, float] = field(default_factory=dict)
     """How many operations of torch's each line calls per step."""

@@ -234,7 +234,7 @@ def _untrained_statement(measured: Measurements, calls: StepCalls) -> HotLine | 
     What such a call computes can only reach the loss through objects. Where gradients are made of a batch, of
     parameters and of numbers that are the same in all steps, nothing that it computes reaches them.
     """
-    if calls.observed_lines is not None or not calls.updates:
+    if calls.takes_values or not calls.updates:
         return None
     if any(pattern.find(measured) for pattern in STEP_PATTERNS):  # which know better what it is
         return None

@@ -154,6 +154,7 @@ class StepCallRecorder:
             training_lines=self._lines.texts(),
             keeping_lines=self._lines.keeping(),
             updates=self._lines.updates,
+            takes_values=self._lines.takes_values,
             observed_lines=self._lines.observed() if self._lines.has_values_of_python else None,
             operations={line_text(*line): count / max(1, self._steps) for line, count in self._calls.items()},
             debugged_by=self._debugged_by,
@@ -212,7 +213,10 @@ class StepCallRecorder:
         if caller is not None:
             self._calls[caller.f_code.co_filename, caller.f_lineno] += 1
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        is_optimizing = frame is not None and _is_in_optimizer(frame)
+        optimizer = None if frame is None else _optimizer(frame)
+        is_optimizing = optimizer is not None
+        if optimizer is not None:
+            self._lines.note_optimizer(optimizer)
         if not is_optimizing:
             self._layers.note(func, args, kwargs, made, line, seconds)
             self._checks.note(func, args, kwargs, made, line, self._labels)
@@ -360,13 +364,14 @@ def _users_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_in_optimizer(frame: FrameType) -> bool:
-    """Return whether an optimizer is at work, called by a function of the user's or itself one."""
+def _optimizer(frame: FrameType) -> torch.optim.Optimizer | None:
+    """Return the optimizer that is at work, called by a function of the user's or itself one."""
     inner: FrameType | None = sys._getframe(1)
     while inner is not None:
-        if isinstance(inner.f_locals.get("self"), torch.optim.Optimizer):
-            return True
+        one = inner.f_locals.get("self")
+        if isinstance(one, torch.optim.Optimizer):
+            return one
         if inner is frame:
-            return False
+            return None
         inner = inner.f_back
-    return False
+    return None

@@ -81,6 +81,9 @@ class TrainingLines:
         """Those that operations got, by line, function and how many of them came before in the step."""
         self._turns: Counter[tuple[_Line, str]] = Counter()
         self._sizes: set[float] = set()
+        self._changes_otherwise = False
+        """Whether NumPy writes into tensors, or numbers of an optimizer differ between steps."""
+        self._rates: dict[int, list[tuple[Any, ...]]] = {}
         self._viewed: dict[int, list[_Viewed]] = {}
         """By where they are in memory."""
         self.updates = False
@@ -152,6 +155,7 @@ class TrainingLines:
             for place, one in enumerate(self._viewed[memory]):
                 if not is_over and one.tensor._version == one.version and not torch.equal(one.tensor, one.before):
                     self._training |= one.lines
+                    self._changes_otherwise = True
                 now = one.tensor.clone(), one.tensor._version
                 self._viewed[memory][place] = _Viewed(one.tensor, *now, one.lines)
 
@@ -204,9 +208,22 @@ class TrainingLines:
         differs = before != tuple(numbers) and not all(abs(one) in self._sizes for one in numbers)
         return differs or any(isinstance(one, np.ndarray | np.generic) for one in leaves)
 
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the learning rates, and other numbers, with which parameters are updated."""
+        groups = [
+            tuple(value for name, value in group.items() if name != "params" and isinstance(value, int | float | tuple))
+            for group in optimizer.param_groups
+        ]
+        self._changes_otherwise |= self._rates.setdefault(id(optimizer), groups) != groups
+
     @property
     def has_values_of_python(self) -> bool:
-        """Whether gradients may depend on what Python or NumPy computes in a step."""
+        """Whether training may depend on what Python or NumPy computes in a step."""
+        return self._changes_otherwise or self.takes_values
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether tensors that gradients depend on may be made of what Python or NumPy computes in a step."""
         gone = any(one() is None for step in self._outside[:-1] for one in step)
         return self._depends_on_python or gone
 
