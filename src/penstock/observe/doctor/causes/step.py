@@ -168,6 +168,13 @@ STEP_PATTERNS = (
         "returns it",
     ),
     StepPattern(
+        "another-process-every-step",
+        re.compile(r" multiprocessing\.managers\."),
+        "Every step asks another process (a multiprocessing.Manager), and waits for its answers.",
+        "keep in shared tensors what workers look up (torch.zeros(n).share_memory_()), and write all values of a batch "
+        "at once: values[indices] = losses",
+    ),
+    StepPattern(
         "logs-every-step",
         re.compile(
             r" (logging|matplotlib|tensorboard|wandb|mlflow)\.|\bprint\(|\blog(ger|ging)?\.\w+\("
