@@ -466,3 +466,30 @@ def test_a_generator_that_workers_have_a_copy_of_is_found_and_numpys_own_is_not(
         assert noise is not None
         assert (noise.same_in_workers, noise.same_in_epochs) == (repeats, repeats)
     assert measure_worker_noise(DataLoader(Numbered(64), batch_size=4, num_workers=2)) is None
+
+
+_ROTATES = HotLine(line="train.py:9: image = image.rotate(angle)", calls="PIL.Image.Image.rotate", fraction=0.6)
+
+
+@pytest.mark.parametrize(
+    ("line", "calls", "name"),
+    [
+        ("self.shown[i] += 1", "multiprocessing.managers.BaseProxy._callmethod", "another-process-for-each-sample"),
+        ("logger.info(index)", "logging.Logger.info", "logging-per-sample"),
+        ('out = subprocess.run(["ffmpeg", path])', "subprocess.run", "costly-line"),
+        ("answer = self.pipe.recv()", "multiprocessing.connection.Connection.recv", "costly-line"),
+        ("np.save(cached, image)", "numpy.lib._npyio_impl.save", "costly-line"),
+    ],
+)
+def test_what_is_done_for_nothing_is_named_before_work_that_takes_longer(line: str, calls: str, name: str) -> None:
+    assert _named(_ROTATES, HotLine(line=f"train.py:7: {line}", calls=calls, fraction=0.25)) == [name]
+
+
+def test_a_little_waste_is_not_named_and_waste_gains_no_more_than_its_time() -> None:
+    proxy = "multiprocessing.managers.BaseProxy._callmethod"
+    little = HotLine(line="train.py:7: self.shown[i] += 1", calls=proxy, fraction=0.12)
+    assert _named(_ROTATES, little) == ["costly-line"]
+    costs = SampleCosts(samples=64, batch_samples=8, sample_s=0.01, median_s=0.01, transform_fraction=1.0)
+    costs = replace(costs, storage_fraction=0.0, decode_fraction=0.0, lines=(_ROTATES, replace(little, fraction=0.25)))
+    (finding,) = diagnose(_measured(costs)).findings
+    assert finding.gain is None or finding.gain <= 1 / (1 - 0.25) + 1e-9

@@ -602,3 +602,12 @@ def test_distances_that_are_made_of_all_differences_are_known_with_their_lines()
         step_calls=StepCalls(steps=3, pair_differences=found),
     )
     assert [one.name for one in diagnose(measured).findings] == ["differences-of-all-pairs"]
+
+
+def test_a_manager_that_every_step_asks_is_named() -> None:
+    line = HotLine(
+        line="train.py:9: hard[i] = 0.7 * hard[i]",
+        calls="multiprocessing.managers.BaseProxy._callmethod",
+        fraction=0.25,
+    )
+    assert [one.name for one in examined(line).findings] == ["another-process-every-step"]

@@ -136,6 +136,7 @@ def examine(
         worker_activity=scheduler.activity.result(),
         step_calls=step_calls,
         step_lines=scheduler.step_lines,
+        step_statements=scheduler.step_statements,
         called_lines=scheduler.called_lines,
         constant_lines=scheduler.constant_lines,
         hang=scheduler.hang,

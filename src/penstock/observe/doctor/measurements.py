@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from penstock.observe.doctor.content_results import EpochOrders, RepeatedSamples, SharedSamples, SingleSamples
 from penstock.observe.doctor.probe_results import (
+    CallStatement,
     CopyOnWrite,
     DatasetPickle,
     Hang,
@@ -171,6 +172,9 @@ class Measurements:
 
     step_lines: tuple[HotLine, ...] = ()
     """The step's most expensive lines, largest first."""
+
+    step_statements: tuple[CallStatement, ...] = ()
+    """Statements of the step that call something, drop what it returns, and change nothing that batches are made of."""
 
     constant_lines: HotLine | None = None
     """What the step spends on lines that compute the same in every observed step; it names the longest of them."""

@@ -49,6 +49,20 @@ class HotLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CallStatement:
+    """A statement of the step that calls something and drops what it returns, with all that passes beneath it."""
+
+    hot: HotLine
+    """Its first line; `calls` is what most of its time passes in."""
+
+    lines: tuple[str, ...]
+    """All of its lines."""
+
+    calls: tuple[str, ...] = ()
+    """All library functions that it, and what it calls of the program's own, was seen to call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedRead:
     """A file or folder that nearly all samples read again."""
 
@@ -514,11 +528,20 @@ class StepCalls:
     """What was on that is for debugging, and slows down every operation."""
 
     training_lines: tuple[str, ...] = ()
-    """The lines that contribute to gradients, or that an optimizer runs in."""
+    """The lines that contribute to gradients, or that an optimizer runs in, and those that call them."""
+
+    keeping_lines: tuple[str, ...] = ()
+    """The lines that change tensors which are kept from step to step, such as an average, and those that call them."""
+
+    updates: bool = False
+    """Whether an observed step changed parameters."""
+
+    takes_values: bool = False
+    """Whether tensors that gradients depend on may be made of values that Python or NumPy computes in the step."""
 
     observed_lines: tuple[str, ...] | None = None
-    """The lines in which torch computes, where gradients depend on what Python or NumPy computes in the step: of other
-    lines it is then not known whether they contribute. None where it is."""
+    """The lines in which torch computes, where training may depend on what Python or NumPy computes in the step: of
+    other lines it is then not known whether they contribute. None where it is."""
 
     operations: Mapping[str, float] = field(default_factory=dict)
     """How many operations of torch's each line calls per step."""

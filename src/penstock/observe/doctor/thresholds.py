@@ -193,6 +193,11 @@ class Thresholds:
     line_fraction: float = _threshold(
         0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
     )
+    wasted_line_fraction: float = _threshold(
+        0.2,
+        "of a sample's time",
+        "a log, or a round trip to a Manager, can be left out whole, where real work can only be made faster",
+    )
     costly_line_fraction: float = _threshold(
         0.6,
         "of a sample's or batch's time",

@@ -20,6 +20,7 @@ _SEARCH = (
     r"| == .* pandas\.core\.(ops|arraylike)\."
 )
 """What looks at all rows of a table, or all elements of a list, to find some."""
+_LOG = r" logging\.|\b(logg(er|ing)|log|LOG|LOGGER)\.(debug|info|warning|error|log)\("
 _JOIN = r"\.merge\(|\.join\(.*pandas\.|\bpd\.(merge|concat)\("
 
 
@@ -39,16 +40,19 @@ class LinePattern:
     remedy: str
     """What to change."""
 
+    waste: re.Pattern[str] | None = None
+    """Of those lines, the ones that do no work on the sample: without them, samples are the same."""
+
     needs: tuple[str, ...] = ("samples",)
     """The fields of `Measurements` that it needs."""
 
     def find(self, measured: Measurements) -> Finding | None:
-        """Return the finding if such lines take most of a sample's time."""
+        """Return the finding if such lines take most of a sample's time, or a good part of it for nothing."""
         lines = self._lines(measured)
         fraction = self._fraction(measured)
-        if fraction < THRESHOLDS.line_fraction or not loading_matters(measured):
+        if not self._takes_enough(measured) or not loading_matters(measured):
             return None
-        if fraction < max(pattern._fraction(measured) for pattern in LINE_PATTERNS):
+        if fraction < max(one._fraction(measured) for one in LINE_PATTERNS if one._takes_enough(measured)):
             return None
         return Finding(
             name=self.name,
@@ -56,6 +60,15 @@ class LinePattern:
             evidence=f"{fraction:.0%} of a sample's time: {'; '.join(map(describe_line, lines))}",
             remedy=self.remedy,
             gain=gain_without(fraction, measured),
+        )
+
+    def _takes_enough(self, measured: Measurements) -> bool:
+        wasted = [
+            line for line in self._lines(measured) if self.waste and self.waste.search(f"{line.line} {line.calls}")
+        ]
+        return (
+            self._fraction(measured) >= THRESHOLDS.line_fraction
+            or sum(line.fraction for line in wasted) >= THRESHOLDS.wasted_line_fraction
         )
 
     def _lines(self, measured: Measurements) -> list[HotLine]:
@@ -68,9 +81,10 @@ class LinePattern:
 LINE_PATTERNS = (
     LinePattern(
         "logging-per-sample",
-        re.compile(r" logging\.|\b(logg(er|ing)|log|LOG|LOGGER)\.(debug|info|warning|error|log)\("),
+        re.compile(_LOG),
         "Every sample writes to a log.",
         "log once per epoch, or count and log the count",
+        waste=re.compile(_LOG),
     ),
     LinePattern(
         "database-for-each-sample",
@@ -164,6 +178,7 @@ LINE_PATTERNS = (
         "Every sample starts a program, or asks another process (a multiprocessing.Manager), and waits for its answer.",
         "a program: do what it does in the worker, by a library, or once, before training; a Manager: keep the data in "
         "the dataset itself, in a dict or list that workers only read, an array, or a shared tensor",
+        waste=re.compile(r" multiprocessing\.managers\."),  # a program does some work
     ),
 )
 

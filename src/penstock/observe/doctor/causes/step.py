@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.probe_results import HotLine, StepCall
+from penstock.observe.doctor.probe_results import CallStatement, HotLine, StepCall, StepCalls
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE, Trial
 from penstock.observe.record.finding import Finding
@@ -168,6 +168,13 @@ STEP_PATTERNS = (
         "returns it",
     ),
     StepPattern(
+        "another-process-every-step",
+        re.compile(r" multiprocessing\.managers\."),
+        "Every step asks another process (a multiprocessing.Manager), and waits for its answers.",
+        "keep in shared tensors what workers look up (torch.zeros(n).share_memory_()), and write all values of a batch "
+        "at once: values[indices] = losses",
+    ),
+    StepPattern(
         "logs-every-step",
         re.compile(
             r" (logging|matplotlib|tensorboard|wandb|mlflow)\.|\bprint\(|\blog(ger|ging)?\.\w+\("
@@ -204,13 +211,9 @@ def costly_step_line(measured: Measurements) -> Finding | None:
     now, calls = required(measured.as_is), required(measured.step_calls)
     if measured.machine.accelerator or not calls.trains or not measured.step_lines:
         return None  # with an accelerator, time passes in the lines that wait for it
-    line = measured.step_lines[0]
-    if not _is_often(line) or line.fraction < THRESHOLDS.untrained_line_fraction or line.line in calls.training_lines:
+    line = _untrained_statement(measured, calls) or _untrained_line(measured.step_lines[0], calls)
+    if line is None or not _is_often(line):
         return None
-    if _TRAINS.search(f" {line.calls}"):
-        return None
-    if calls.observed_lines is not None and line.line not in calls.observed_lines:
-        return None  # it may compute, without torch, what the loss needs
     return _costs_every_step(
         "costly-step-line",
         [line],
@@ -218,6 +221,40 @@ def costly_step_line(measured: Measurements) -> Finding | None:
         "One line takes a large part of every step, and the gradients do not depend on it.",
         "do it every hundred steps, or once per epoch; what a batch needs, do in the dataset, beside the step",
     )
+
+
+def _untrained_line(line: HotLine, calls: StepCalls) -> HotLine | None:
+    if (
+        line.fraction < THRESHOLDS.untrained_line_fraction
+        or line.line in calls.training_lines
+        or _TRAINS.search(f" {line.calls}")
+    ):
+        return None
+    if calls.observed_lines is not None and line.line not in calls.observed_lines:
+        return None  # it may compute, without torch, what the loss needs
+    return line
+
+
+def _untrained_statement(measured: Measurements, calls: StepCalls) -> HotLine | None:
+    """Return the longest call whose result is dropped, and beneath which nothing is done for training.
+
+    What such a call computes can only reach the loss through objects. Where gradients are made of a batch, of
+    parameters and of numbers that are the same in all steps, nothing that it computes reaches them.
+    """
+    if calls.takes_values or not calls.updates:
+        return None
+    if any(pattern.find(measured) for pattern in STEP_PATTERNS):  # which know better what it is
+        return None
+    return next((one.hot for one in measured.step_statements if _is_for_nothing(one, calls)), None)
+
+
+def _is_for_nothing(one: CallStatement, calls: StepCalls) -> bool:
+    """Return whether nothing is trained beneath a statement, and it takes more than what it does may be worth."""
+    least = THRESHOLDS.wasted_step_fraction
+    if not set(one.lines).isdisjoint(calls.keeping_lines):
+        least = THRESHOLDS.untrained_line_fraction
+    is_training = not set(one.lines).isdisjoint(calls.training_lines)
+    return one.hot.fraction >= least and not is_training and not any(map(_TRAINS_BENEATH.search, one.calls))
 
 
 @cause("same-in-every-step", "as_is", "constant_lines")
@@ -239,6 +276,12 @@ def same_in_every_step(measured: Measurements) -> Finding | None:
 
 _TRAINS = re.compile(r" torch\.(utils\.data|optim|amp|autograd|_tensor|nn\.utils|_dynamo|_functorch|_inductor)\b")
 """Functions of torch that belong to training where no tensor with gradients is seen to be computed in them."""
+
+_TRAINS_BENEATH = re.compile(
+    r"^torch\.(utils\.data|optim|amp|autograd\.(?!grad_mode|profiler)|distributed|nn\.(utils|parallel)|_tensor\.Tensor\."
+    r"backward|_dynamo|_functorch|_inductor)\b"
+)
+"""The same for what passes beneath a line, where any method of a tensor may."""
 
 
 @cause("debugging-every-step", "step_calls")

@@ -8,13 +8,15 @@ up, in a line that reads or calls torch, and sees short samples there only.)
 
 from __future__ import annotations
 
+import linecache
 import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,8 +24,15 @@ import numpy as np
 import torch
 
 from penstock.core.package_folder import PACKAGE_FOLDER
-from penstock.observe.doctor.probe_results import HotLine
+from penstock.observe.doctor.probe_results import CallStatement, HotLine
 from penstock.observe.doctor.probes.source_lines import is_same_for_all, line_text
+from penstock.observe.doctor.probes.steps.call_statements import (
+    Reached,
+    call_statement,
+    is_users,
+    looks_like_call,
+    reached_by,
+)
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -53,6 +62,24 @@ class _Place(NamedTuple):
     """Whether penstock calls it: what makes batches in this process, a sampler or a collate function."""
 
 
+@dataclass(slots=True)
+class _Around:
+    """What passes in a line and beneath it."""
+
+    seconds: float = 0.0
+    looks: int = 0
+    turns: set[int] = field(default_factory=set)
+    calls: dict[str, float] = field(default_factory=dict)
+    reached: Reached | None = None
+
+    def note(self, seconds: float, turn: int, calls: Mapping[str, float]) -> None:
+        self.seconds += seconds
+        self.looks += 1
+        self.turns.add(turn)
+        for called, own_s in calls.items():
+            self.calls[called] = self.calls.get(called, 0.0) + own_s
+
+
 class LineSampler:
     """Looks at the thread that made it, from `start` to `stop` or in a `with` block, if the main thread starts it.
 
@@ -69,7 +96,8 @@ class LineSampler:
         self._seconds: dict[_Place | None, float] = {}
         self._turns: dict[_Place | None, set[int]] = {}
         self._values: dict[_Place | None, int] = {}
-        self._is_on = False
+        self._around: dict[tuple[str, int], _Around] = {}
+        self._is_on = self._is_looking = False
         self._looked_at = self._chained_at = 0.0
         self._before: Any = None
         self._timer = (0.0, 0.0)
@@ -125,6 +153,41 @@ class LineSampler:
             fraction=sum(seconds.values()) / sum(self._seconds[place] for place in own),
         )
 
+    def call_statements(self, loading: Reached) -> tuple[CallStatement, ...]:
+        """Return the statements of a program that call something and drop the result, largest first.
+
+        Only those of which it is known that they reach nothing of what batches are made of, `loading`.
+        """
+        total_s = sum(seconds for place, seconds in self._seconds.items() if place is not None and not place.is_called)
+        found: dict[tuple[str, range], list[_Around]] = {}
+        for line, one in self._around.items():
+            is_apart = one.reached is not None and one.reached.is_apart_from(loading)
+            statement = call_statement(*line) if is_apart else None
+            if statement is not None and one.seconds >= THRESHOLDS.hotspot_fraction * total_s:
+                found.setdefault((line[0], statement), []).append(one)
+        turns = len(set[int]().union(*self._turns.values()))
+        made = [_statement(file, lines, parts, total_s, turns) for (file, lines), parts in found.items()]
+        made.reverse()  # of lines that take the same time, the one that calls the others was noted last
+        return tuple(sorted(made, key=lambda one: -one.hot.fraction))
+
+    def _look_around(self, frame: FrameType | None, called: str, seconds: float) -> None:
+        """Note all lines of the program's own that run, innermost first."""
+        seen: set[tuple[str, int]] = set()
+        calls = {called: seconds}
+        while frame is not None:
+            if is_users(frame.f_code.co_filename):
+                line = frame.f_code.co_filename, _line_of(frame)
+                around = self._around.setdefault(line, _Around())
+                if line not in seen:
+                    seen.add(line)
+                    around.note(seconds, self.turn, calls)
+                if around.reached is None and around.looks >= _LEAST_LOOKS:
+                    is_call = looks_like_call(linecache.getline(*line).strip())
+                    around.reached = reached_by(frame, line[1]) if is_call else Reached(is_unknown=True)
+            else:
+                calls.setdefault(_function_of(frame), 0.0)
+            frame = frame.f_back
+
     def _lines(self, places: Iterable[_Place], total_s: float) -> tuple[HotLine, ...]:
         if self.looks < _LEAST_LOOKS or not total_s:
             return ()
@@ -157,6 +220,18 @@ class LineSampler:
 
     def look(self, number: int, frame: FrameType | None) -> None:
         """Note where the thread is; the signal's handler."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        try:
+            self._look(frame)
+        finally:
+            self._is_looking = False
+        if callable(self._before) and self._looked_at - self._chained_at > _CHAIN_S:
+            self._chained_at = self._looked_at
+            self._before(number, frame)
+
+    def _look(self, frame: FrameType | None) -> None:
         before, self._looked_at = self._looked_at, time.perf_counter()
         if not self.is_paused:
             if threading.get_ident() != self._thread_id:
@@ -165,12 +240,12 @@ class LineSampler:
             # All of the time since the last look: a call into C is only interrupted when it returns.
             self._seconds[place] = self._seconds.get(place, 0.0) + self._looked_at - before
             self._turns.setdefault(place, set()).add(self.turn)
+            if not self._counts_values and place is not None and not place.is_called:
+                self._look_around(users, place.calls, self._looked_at - before)
+                self._looked_at = time.perf_counter()
             if self._counts_values:
                 self._values[place] = max(self._values.get(place, 0), _most_values(users))
             self.looks += 1
-        if callable(self._before) and self._looked_at - self._chained_at > _CHAIN_S:
-            self._chained_at = self._looked_at
-            self._before(number, frame)
 
 
 def _place(frame: FrameType | None) -> tuple[_Place | None, FrameType | None]:
@@ -187,9 +262,31 @@ def _place(frame: FrameType | None) -> tuple[_Place | None, FrameType | None]:
         if not is_generated and not code.co_filename.startswith(NOT_THE_USERS):
             return _Place(code.co_filename, _line_of(frame), called, _is_called(frame)), frame
         if not is_generated:
-            called = f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}"
+            called = _function_of(frame)
         frame = frame.f_back
     return None, None
+
+
+def _function_of(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname}"
+
+
+def _statement(file: str, lines: range, parts: Sequence[_Around], total_s: float, turns: int) -> CallStatement:
+    """Return what was seen of a statement on each of its lines."""
+    calls: dict[str, float] = {}
+    for one in parts:
+        for called, seconds in one.calls.items():
+            calls[called] = calls.get(called, 0.0) + seconds
+    return CallStatement(
+        hot=HotLine(
+            line=line_text(file, lines[0]),
+            fraction=sum(one.seconds for one in parts) / total_s,
+            turns_fraction=len(set[int]().union(*(one.turns for one in parts))) / turns,
+            calls=max(calls, key=lambda called: calls[called]),
+        ),
+        lines=tuple(line_text(file, number) for number in lines),
+        calls=tuple(sorted(filter(None, calls))),
+    )
 
 
 def _is_called(frame: FrameType | None) -> bool:

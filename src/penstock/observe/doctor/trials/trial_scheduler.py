@@ -17,7 +17,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.content_results import EpochOrders
-from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel, SavedStorages
+from penstock.observe.doctor.probe_results import CallStatement, Hang, HotLine, OneLabel, SavedStorages
+from penstock.observe.doctor.probes.steps.call_statements import reached_by_loader
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -124,6 +125,13 @@ class TrialScheduler:
     def step_lines(self) -> tuple[HotLine, ...]:
         """The lines in which the examined loop's steps spend their time."""
         return self._session.step_lines.lines_of_program() if self._session is not None and self.has_step else ()
+
+    @property
+    def step_statements(self) -> tuple[CallStatement, ...]:
+        """The statements of these steps that call something and drop the result, and change nothing of the loader's."""
+        if self._session is None or not self.has_step:
+            return ()
+        return self._session.step_lines.call_statements(reached_by_loader(self._session.loader))
 
     @property
     def constant_lines(self) -> HotLine | None:

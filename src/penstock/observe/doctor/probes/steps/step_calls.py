@@ -49,7 +49,6 @@ _SYNCHRONIZING = {
 }
 _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.to, torch.Tensor.type})
 _SMALLER = (torch.float32, torch.float16, torch.bfloat16)
-_FROM_PYTHON = frozenset({torch.tensor, torch.as_tensor, torch.from_numpy, torch.frombuffer})
 NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
 """Folders of code that was not written for this program."""
 
@@ -166,6 +165,9 @@ class StepCallRecorder:
             trains=self._trains,
             graphs_held_by=self._graphs.holder,
             training_lines=self._lines.texts(),
+            keeping_lines=self._lines.keeping(),
+            updates=self._lines.updates,
+            takes_values=self._lines.takes_values,
             observed_lines=self._lines.observed() if self._lines.has_values_of_python else None,
             operations={line_text(*line): count / max(1, self._steps) for line, count in self._calls.items()},
             debugged_by=self._debugged_by,
@@ -224,7 +226,10 @@ class StepCallRecorder:
         if caller is not None:
             self._calls[caller.f_code.co_filename, caller.f_lineno] += 1
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        is_optimizing = frame is not None and _is_in_optimizer(frame)
+        optimizer = None if frame is None else _optimizer(frame)
+        is_optimizing = optimizer is not None
+        if optimizer is not None:
+            self._lines.note_optimizer(optimizer)
         if not is_optimizing:
             self._layers.note(func, args, kwargs, made, line, seconds)
             self._checks.note(func, args, kwargs, made, line, self._labels)
@@ -233,10 +238,16 @@ class StepCallRecorder:
             return
         self.constant_lines.note(frame, (args, kwargs), made, seconds)
         changed = args[0] if args and _changes_in_place(func) else None
-        if func is torch.Tensor.backward or is_optimizing or self._layers.is_parameter(changed):
-            self._lines.note_training(line)
+        calling = tuple((one.f_code.co_filename, one.f_lineno) for one in _users_frames())
+        updates = is_optimizing or self._layers.is_parameter(changed)
+        if func in ACCUMULATE or updates:
+            self._lines.note_training(calling, (args, kwargs) if updates else (), updates=updates)
         else:
-            self._lines.note(line, (args, kwargs), made, changed, is_from_python=func in _FROM_PYTHON)
+            self._lines.note(calling, (args, kwargs), made, changed, func=func)
+
+    def note_use(self, operands: Any) -> None:
+        """Note what an operation is to compute with."""
+        self._lines.note_use(operands)
 
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
         """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
@@ -279,6 +290,7 @@ class _RecordingMode(TorchFunctionMode):
         return made
 
     def _note_before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._recorder.note_use((args, kwargs))
         what = _SYNCHRONIZING.get(func)
         if what is not None and args and id(args[0]) not in self._of_the_host and _waits_for_device(func, args[0]):
             self._recorder.note_synchronizing(what)
@@ -312,7 +324,9 @@ class _RecordingMode(TorchFunctionMode):
 
 def _changes_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    return (
+        name in ("__set__", "__setitem__") or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    )
 
 
 def _is_double(value: Any) -> bool:
@@ -365,13 +379,14 @@ def _users_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_in_optimizer(frame: FrameType) -> bool:
-    """Return whether an optimizer is at work, called by a function of the user's or itself one."""
+def _optimizer(frame: FrameType) -> torch.optim.Optimizer | None:
+    """Return the optimizer that is at work, called by a function of the user's or itself one."""
     inner: FrameType | None = sys._getframe(1)
     while inner is not None:
-        if isinstance(inner.f_locals.get("self"), torch.optim.Optimizer):
-            return True
+        one = inner.f_locals.get("self")
+        if isinstance(one, torch.optim.Optimizer):
+            return one
         if inner is frame:
-            return False
+            return None
         inner = inner.f_back
-    return False
+    return None
