@@ -17,10 +17,10 @@ from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
 from penstock.observe.doctor.contents.label_numbers import compare_label_numbers
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probes.changed_data import find_changed_data
 from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
-from penstock.observe.doctor.probes.tensor_keys import find_tensor_keys
+from penstock.observe.doctor.probes.stored.changed_data import find_changed_data
+from penstock.observe.doctor.probes.stored.tensor_keys import find_tensor_keys
 from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers
 from penstock.observe.record.finding import Finding
 

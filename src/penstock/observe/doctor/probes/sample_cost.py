@@ -19,7 +19,6 @@ from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import all_finite
-from penstock.observe.doctor.probes.changed_data import find_changed_data
 from penstock.observe.doctor.probes.constant_seeds import SeedRecorder
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.held_locks import LockRecorder
@@ -27,7 +26,8 @@ from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.line_sampler import LineSampler, count_values
 from penstock.observe.doctor.probes.repeated_reads import ReadRecorder
 from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
-from penstock.observe.doctor.probes.tensor_keys import find_tensor_keys
+from penstock.observe.doctor.probes.stored.changed_data import find_changed_data
+from penstock.observe.doctor.probes.stored.tensor_keys import find_tensor_keys
 from penstock.observe.doctor.stored_results import ChangedData, TensorKeys
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
