@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.observe.doctor.causes import Diagnosis, diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import CallStatement, HotLine, StepCalls
+from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.probes.line_sampler import LineSampler
 from penstock.observe.doctor.probes.steps.call_statements import Reached, call_statement, reach, reached_by_loader
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
+from penstock.observe.doctor.step_results import CallStatement, StepCalls
 from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
 
 

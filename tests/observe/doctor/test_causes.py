@@ -19,13 +19,12 @@ from penstock.observe.doctor.probe_results import (
     OtherLoop,
     RepeatedPass,
     SampleCosts,
-    StepCall,
-    StepCalls,
     WorkerActivity,
     WorkerNoise,
 )
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
+from penstock.observe.doctor.step_results import StepCall, StepCalls
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import (
     AS_IS,

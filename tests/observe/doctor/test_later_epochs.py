@@ -22,8 +22,9 @@ from penstock.observe.doctor.causes.epochs import not_shuffled, same_order
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import OtherLoop, StepCalls
+from penstock.observe.doctor.probe_results import OtherLoop
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
+from penstock.observe.doctor.step_results import StepCalls
 from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.examined_loop import run_loop

@@ -16,9 +16,10 @@ from torch import nn
 
 from penstock.observe.doctor.causes import Diagnosis, diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import HotLine, StepCall, StepCalls
+from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
+from penstock.observe.doctor.step_results import StepCall, StepCalls
 from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
 
 Step = Callable[[nn.Module, torch.Tensor], object]

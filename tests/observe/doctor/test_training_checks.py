@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import StepCalls
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
+from penstock.observe.doctor.step_results import StepCalls
 from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
 
 _NAMES = {

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from penstock.observe.doctor.content_results import EpochOrders, RepeatedSamples, SharedSamples, SingleSamples
 from penstock.observe.doctor.probe_results import (
-    CallStatement,
     CopyOnWrite,
     DatasetPickle,
     Hang,
@@ -21,10 +20,10 @@ from penstock.observe.doctor.probe_results import (
     RepeatedPass,
     SampleCosts,
     SavedStorages,
-    StepCalls,
     WorkerActivity,
     WorkerNoise,
 )
+from penstock.observe.doctor.step_results import CallStatement, StepCalls
 from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers, TensorKeys
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between

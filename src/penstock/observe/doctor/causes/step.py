@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.probe_results import CallStatement, HotLine, StepCall, StepCalls
+from penstock.observe.doctor.probe_results import HotLine
+from penstock.observe.doctor.step_results import CallStatement, StepCall, StepCalls
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE, Trial
 from penstock.observe.record.finding import Finding

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from penstock.core.package_folder import PACKAGE_FOLDER
-from penstock.observe.doctor.probe_results import CallStatement, HotLine
+from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.probes.source_lines import is_same_for_all, line_text
 from penstock.observe.doctor.probes.steps.call_statements import (
     Reached,
@@ -34,6 +34,7 @@ from penstock.observe.doctor.probes.steps.call_statements import (
     reached_by,
 )
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.step_results import CallStatement
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _INTERVAL_S = 0.003

@@ -17,10 +17,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.content_results import EpochOrders
-from penstock.observe.doctor.probe_results import CallStatement, Hang, HotLine, OneLabel, SavedStorages
+from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel, SavedStorages
 from penstock.observe.doctor.probes.steps.call_statements import reached_by_loader
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
+from penstock.observe.doctor.step_results import CallStatement
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource

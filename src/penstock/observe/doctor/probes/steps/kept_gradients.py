@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.observe.doctor.probe_results import StepCall
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.layer_use import numbers_of
+from penstock.observe.doctor.step_results import StepCall
 
 _Line = tuple[str, int]
 

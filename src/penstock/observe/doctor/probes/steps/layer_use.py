@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from penstock.observe.doctor.probe_results import StepCall
 from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.step_results import StepCall
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 PRODUCTS = frozenset(

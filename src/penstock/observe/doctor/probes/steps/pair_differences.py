@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from penstock.observe.doctor.probe_results import PairDifferences
 from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.step_results import PairDifferences
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _Line = tuple[str, int]

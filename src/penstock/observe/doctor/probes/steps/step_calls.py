@@ -25,7 +25,6 @@ from torch.utils.hooks import RemovableHandle
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.contents.seen_labels import labels_of
-from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
 from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
@@ -35,6 +34,7 @@ from penstock.observe.doctor.probes.steps.layer_use import ACCUMULATE, LayerUse
 from penstock.observe.doctor.probes.steps.pair_differences import DistancesOfPairs
 from penstock.observe.doctor.probes.steps.training_checks import TrainingChecks
 from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
+from penstock.observe.doctor.step_results import StepCall, StepCalls, WholeImages
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _SYNCHRONIZING = {

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from penstock.observe.doctor.probe_results import StepCall
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.layer_use import called_modules, numbers_of
+from penstock.observe.doctor.step_results import StepCall
 
 _Line = tuple[str, int]
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
