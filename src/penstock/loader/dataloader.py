@@ -289,6 +289,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _get_iterator(self) -> Any:
         _follow_attributes(self)
+        _leave_workers(self)
         reason = why_torch_iterator(config_of(self))
         if reason:
             runtime_of(self).counters.fallback_reason = reason
@@ -305,6 +306,20 @@ def _follow_attributes(loader: DataLoader[Any]) -> None:
     changed = {name: value for name in _REFUSED if (value := getattr(loader, name)) is not getattr(config, name)}
     if changed:
         runtime.config, runtime.drawn = replace(config, **changed), None
+
+
+def _leave_workers(loader: DataLoader[Any]) -> None:
+    """Have batches made in this process from now on, where "auto" has found that workers cost more than they make."""
+    config, runtime = config_of(loader), runtime_of(loader)
+    policy = runtime.autoscale
+    if policy is None or config.worker_init_fn is not None or config.timeout != 0 or config.worker_type != "process":
+        return
+    reason = policy.why_no_workers()
+    if reason:
+        runtime.autoscale = None
+        loader.num_workers, loader.prefetch_factor = 0, None
+        asked = f"; the script asked for {policy.asked}" if policy.asked else ""
+        runtime.counters.workers, runtime.counters.workers_reason = 0, f"auto: {reason}{asked}"
 
 
 def config_of(loader: DataLoader[Any]) -> LoaderConfig:

@@ -193,8 +193,8 @@ def test_workers_that_persist_pay_for_their_start_over_several_epochs() -> None:
 
     # 32 batches of 48 ms: 8 workers start in 160 ms, and make 4 batches each. With one each, 32 need ten epochs to pay.
     assert (planned(is_persistent=False), planned(is_persistent=True)) == (8, 32)
-    # Where they compute, the core that is left to the step in the first epoch only is theirs.
-    assert (planned(is_persistent=False, busy_ms=48), planned(is_persistent=True, busy_ms=48)) == (1, 2)
+    # Where they compute there is one for each core.
+    assert (planned(is_persistent=False, busy_ms=48), planned(is_persistent=True, busy_ms=48)) == (2, 2)
 
 
 @pytest.mark.parametrize("work_ms", [0.5, 2.5])
@@ -277,6 +277,33 @@ def test_a_fixed_number_is_chosen_again_from_the_timing_of_an_epoch() -> None:
             policy.note(hides)
         assert policy.choose() == workers
     assert "filled 1.2 workers" in policy.fixed_reason
+
+
+@pytest.mark.parametrize(
+    ("workers", "step_ms", "handling_ms", "wait_ms", "work_ms", "leaves"),
+    [
+        pytest.param(2, 0, 0.1, 0.3, 0.05, True, id="fetching is all of the time"),
+        pytest.param(1, 0, 0.1, 0.3, 0.05, True, id="and a second worker fetches as slowly"),
+        pytest.param(1, 0, 0.1, 2, 1, False, id="a second worker may do"),
+        pytest.param(2, 0, 0.1, 0.9, 2, False, id="two make more than one process"),
+        pytest.param(2, 5, 0.1, 0, 0.05, False, id="the step hides it"),
+        pytest.param(2, 0, 0.1, 3, 200, False, id="samples wait"),
+    ],
+)
+def test_batches_that_cost_less_than_fetching_them_are_left_to_the_training_process(
+    workers: int, step_ms: float, handling_ms: float, wait_ms: float, work_ms: float, leaves: bool
+) -> None:
+    policy = AutoscalePolicy(workers=1, most=2, fixed=workers, most_waiting=32)
+    step_ns, handling_ns, wait_ns, work_ns = (int(ms * MS) for ms in (step_ms, handling_ms, wait_ms, work_ms))
+    assert not policy.why_no_workers()
+    for _ in range(20):
+        policy.note(BatchTiming(number=0, step_ns=step_ns, handling_ns=handling_ns, wait_ns=wait_ns, work_ns=work_ns))
+    assert bool(policy.why_no_workers()) is leaves
+    policy.is_persistent = True
+    assert not policy.why_no_workers()
+    policy.is_persistent = False
+    policy.require_worker()  # one has crashed
+    assert not policy.why_no_workers()
 
 
 def _waiting_epochs(policy: AutoscalePolicy, costs_ms: list[float], together: int = 32) -> list[float]:

@@ -37,8 +37,10 @@ def policy(guess: int = 1, cores: int = 2) -> AutoscalePolicy:
 @pytest.mark.parametrize(
     ("work_ms", "busy", "batches", "most", "wanted"),
     [
-        pytest.param(100, 1.0, 1000, 99, 1, id="computes"),
-        pytest.param(100, 0.6, 1000, 99, 1, id="computes more than it waits"),
+        pytest.param(100, 1.0, 1000, 99, 2, id="computes: one on each core, whatever the step"),
+        pytest.param(100, 0.6, 1000, 99, 2, id="computes more than it waits"),
+        pytest.param(100, 1.0, 1000, 1, 1, id="computes, and the memory holds one"),
+        pytest.param(0.1, 1.0, 100, 99, 1, id="computes so little that a second one is not worth its start"),
         pytest.param(100, 0.01, 1000, 99, 32, id="waits"),
         pytest.param(100, 0.25, 1000, 99, 14, id="as many as keep two cores busy, and as many more that wait"),
         pytest.param(100, 0.01, 20, 99, 10, id="no more than pay for their start: 2 s of work, 20 ms each"),
@@ -47,7 +49,7 @@ def policy(guess: int = 1, cores: int = 2) -> AutoscalePolicy:
         pytest.param(0.01, 0.01, 10, 99, 1, id="hardly any work"),
     ],
 )
-def test_only_a_first_batch_that_waits_gets_more_workers(work_ms, busy, batches, most, wanted) -> None:
+def test_only_a_first_batch_that_waits_gets_more_workers_than_cores(work_ms, busy, batches, most, wanted) -> None:
     found = policy()
     assert found.is_guess
     found.plan_first(int(work_ms * MS), int(busy * work_ms * MS), batches=batches, most=most)
@@ -86,7 +88,7 @@ def chosen(pool: FakePool, batch: Batch | None, *, has_crashed: bool = False) ->
 def test_a_batch_that_is_not_finished_is_judged_by_what_its_worker_has_done_so_far(monkeypatch) -> None:
     monkeypatch.setattr(first_batch, "available_nbytes", lambda: 1 << 40)
     batch = Batch(0, list(range(8)), None, tasks_left=1)
-    for on_core_ns, wanted in ((5 * MS, 32), (500 * MS, 1)):
+    for on_core_ns, wanted in ((5 * MS, 32), (500 * MS, 2)):
         monkeypatch.setattr(first_batch, "process_times", lambda pid, on_core_ns=on_core_ns: (on_core_ns, 0))
         assert chosen(FakePool(row=2), batch) == wanted
     monkeypatch.setattr(first_batch, "process_times", lambda pid: (5 * MS, 0))

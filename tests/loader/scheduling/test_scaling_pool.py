@@ -226,13 +226,14 @@ def test_workers_that_are_no_longer_needed_go() -> None:
 def test_where_samples_may_depend_on_their_worker_the_batches_are_torchs_for_the_same_number(monkeypatch) -> None:
     pretend_cores(monkeypatch, 4)
     compute_first_batch(monkeypatch)
-    for dataset in (Augmented(90), Aware(90)):
+    for dataset, numbers in ((Augmented(90), {3, 4}), (Aware(90), {3})):
         loader = DataLoader(dataset, batch_size=8, num_workers="auto", generator=torch.Generator().manual_seed(3))
         own = [repr(batch) for batch in loader]
-        theirs = TorchDataLoader(dataset, batch_size=8, num_workers=3, generator=torch.Generator().manual_seed(3))
-        assert own == [repr(batch) for batch in theirs]
         statistics = loader.statistics()
-        assert statistics.workers == 3
+        assert statistics.workers in numbers
+        workers = statistics.workers
+        theirs = TorchDataLoader(dataset, batch_size=8, num_workers=workers, generator=torch.Generator().manual_seed(3))
+        assert own == [repr(batch) for batch in theirs]
         assert "samples may depend on their worker" in statistics.workers_reason
 
 
@@ -248,7 +249,7 @@ def test_where_samples_may_depend_on_their_worker_the_number_changes_between_epo
         for _ in loader:
             numbers.add(loader.statistics().workers)
         seen.append(numbers)
-    assert seen == [{3}, {1}]
+    assert seen in ([{3}, {1}], [{4}, {1}])
 
 
 def test_an_iterable_dataset_keeps_its_number_and_says_why() -> None:
@@ -322,3 +323,22 @@ def test_no_worker_is_started_when_memory_runs_out(monkeypatch) -> None:
     assert labels_of(loader) == list(range(300))
     statistics = loader.statistics()
     assert (statistics.workers, statistics.workers_reason) == (2, "auto: there is no memory left for more")
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 30}, {"worker_init_fn": lambda worker: None}])
+def test_the_training_process_takes_over_between_two_epochs_where_nothing_was_asked_of_workers(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cores(monkeypatch, 2)
+    monkeypatch.setattr(AutoscalePolicy, "why_no_workers", lambda policy: "cheap" if policy._totals[0] else "")
+    loader = DataLoader(Numbered(40, (2,)), 2, shuffle=True, num_workers="auto", **options)
+    loaders = loader, TorchDataLoader(Numbered(40, (2,)), 2, shuffle=True, num_workers=1)
+    for epoch in range(3):
+        orders = []
+        for one in loaders:
+            torch.manual_seed(epoch)
+            orders.append([labels.tolist() for _, labels in one])
+        assert orders[0] == orders[1]
+        leaves = epoch > 0 and not options
+        assert (loader.statistics().workers == 0) is leaves
+        assert (loader.statistics().workers_reason == "auto: cheap") is leaves

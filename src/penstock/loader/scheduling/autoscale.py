@@ -181,8 +181,8 @@ class AutoscalePolicy:
         self._calm_for = 0
         self._calm_wanted = _WINDOW
         self._since_fewer = _MAX_RETRY_AFTER
-        self._totals = [0, 0, 0, 0, 0]
-        """Of an epoch with a fixed number: batches, the loop's own time, waiting, work, busy."""
+        self._totals = [0] * 6
+        """Of an epoch with a fixed number: batches, step, handling, waiting, work, busy."""
         self._fixed_before: tuple[int, float, float] | None = None
         """While a fixed number is on trial: the one before, its batches per nanosecond, and which multiple of those
         the new one must make to stay."""
@@ -300,7 +300,7 @@ class AutoscalePolicy:
         has_failed = self._retry_after > _RETRY_AFTER  # what more workers wait for may be each other, so one will show
         few = self.workers + max(1, self.workers // 4)
         wanted = min(ceiling, few if has_failed else max(self.workers + 1, math.ceil(summary.needed)))
-        self._change(wanted, f"the step waited {summary.stalled:.0%} of the time for {self._workers_text()}")
+        self._change(wanted, f"the step waited {summary.stalled:.0%} of the time for {_workers_text(self.workers)}")
 
     def _consider_fewer(self, summary: _Summary) -> None:
         enough = max(1, self.least, math.ceil(_SPARE * summary.needed))
@@ -378,13 +378,6 @@ class AutoscalePolicy:
         self._trial_ns.clear()
         self._lost_ns = self._calm_for = 0
 
-    def _workers_text(self) -> str:
-        return (
-            f"{self.workers} worker{'s' if self.workers > 1 else ''}"
-            if self.workers
-            else "batches made in the training process"
-        )
-
     # ── where the number is fixed for an epoch ──────────────────────────────────────────────────────────────
 
     @property
@@ -406,8 +399,7 @@ class AutoscalePolicy:
         beside_ns = min(busy_ns, _FIRST_BUSY_NS) if work_ns >= START_NS else 0
         busy = (busy_ns - beside_ns) / max(1, work_ns - beside_ns)
         guess, waits, epochs = self._guessed, busy <= WAITING, _LIFETIME_EPOCHS if self.is_persistent else 1
-        # Workers that persist stay as many as they are, so these take the core that the guess leaves to the step.
-        allowed = self._allowed(busy) if waits else min(self.most, guess + self.is_persistent)
+        allowed = self._allowed(busy) if waits else self.most
         known = _UNKNOWN_LENGTH if batches is None else batches
         workers = _worth_starting(min(allowed, most), known, work_ns, self.start_ns, epochs)
         if not waits:
@@ -427,12 +419,31 @@ class AutoscalePolicy:
         for at, value in enumerate(_totals_of(timing)):
             self._totals[at] += value
 
+    def why_no_workers(self) -> str:
+        """Return why the training process is to make the batches of all later epochs; an empty string if it is not.
+
+        The last epoch's would have taken it clearly less time than it spent on fetching them, and more workers could
+        not have helped: there were as many as cores, or fetching alone took longer. There is no way back, because
+        workers that are forked later would share the files that the dataset opens here.
+        """
+        batches, step_ns, handling_ns, wait_ns, work_ns, _ = self._totals
+        if batches < _WINDOW or self.is_persistent or self.least:
+            return ""
+        loop_ns, alone_ns = step_ns + handling_ns + wait_ns, step_ns + work_ns
+        if alone_ns >= _TINY * loop_ns or (self.fixed < self.most and work_ns >= _TINY * handling_ns):
+            return ""
+        return (
+            f"making a batch takes {_ms(work_ns / batches)}, and with {_workers_text(self.fixed)} the loop took "
+            f"{_ms(loop_ns / batches)} for each, {_ms(step_ns / batches)} of it its step"
+        )
+
     def choose(self) -> int:
         """Return the number of workers for an epoch in which it must not change, from the last epochs' timings."""
-        batches, loop_ns, wait_ns, work_ns, busy_ns = self._totals
-        self._totals = [0, 0, 0, 0, 0]
+        batches, step_ns, handling_ns, wait_ns, work_ns, busy_ns = self._totals
+        self._totals = [0] * 6
         if batches < _WINDOW:
             return self.fixed
+        loop_ns = step_ns + handling_ns
         rate = batches / max(1, loop_ns + wait_ns)
         needed, stalled = work_ns / max(1, loop_ns), wait_ns / max(1, wait_ns + loop_ns)
         enough = max(1, math.ceil(_SPARE * needed))
@@ -523,16 +534,20 @@ def _worth_starting(most: int, batches: int, work_ns: float, start_ns: int = STA
     return min(range(1, max(1, most) + 1), key=passed_ns)
 
 
-def _totals_of(timing: BatchTiming) -> tuple[int, int, int, int, int]:
+def _totals_of(timing: BatchTiming) -> tuple[int, int, int, int, int, int]:
     busy_ns = timing.work_ns if timing.busy_ns is None else timing.busy_ns
-    return 1, timing.step_ns + timing.handling_ns, timing.wait_ns, timing.work_ns, busy_ns
+    return 1, timing.step_ns, timing.handling_ns, timing.wait_ns, timing.work_ns, busy_ns
 
 
 def _waits_long(timing: BatchTiming) -> bool:
     """Return whether one batch is enough to see that more workers pay: it has waited, for longer than one's start."""
-    _, _, _, work_ns, busy_ns = _totals_of(timing)
+    *_, work_ns, busy_ns = _totals_of(timing)
     return work_ns >= START_NS and busy_ns < WAITING * work_ns
 
 
 def _ms(ns: float) -> str:
     return f"{ns / 1e6:.2g} ms"
+
+
+def _workers_text(workers: int) -> str:
+    return f"{workers} worker{'s' if workers > 1 else ''}" if workers else "batches made in the training process"
