@@ -318,6 +318,16 @@ def test_what_a_trial_of_persistent_workers_gained_beyond_their_start_is_not_bel
         assert ("short-epochs" in _names(found)) is is_named
 
 
+def test_a_start_that_no_window_shows_is_added_to_the_epoch_of_which_the_trial_says_nothing() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+    as_is = replace(_trial(AS_IS, 0.040, 0.035), startup_s=1.681, unseen_startup_s=1.6)
+    found = _loop(as_is, _trial(FREE, 0.005), _trial(PERSISTENT, 0.042), settings=settings)
+    finding = next(one for one in diagnose(found).findings if one.name == "short-epochs")
+    assert finding.gain == pytest.approx((40 * 0.040 + 1.6) / (40 * 0.040))
+    assert not finding.is_measured
+    assert "builds for its first sample" in finding.evidence
+
+
 def test_no_gain_is_estimated_while_other_programs_take_the_processors() -> None:
     line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.7)
     found = _loop()

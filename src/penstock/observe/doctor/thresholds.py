@@ -390,6 +390,11 @@ class Thresholds:
     left_after_start: float = _threshold(
         0.6, "of the trials' time", "left for the trials however long the loop's first batch took: the probes get less"
     )
+    epoch_starts: int = _threshold(2, "epochs", "one start may have been slow by chance; more would take trials' time")
+    epoch_starts_fraction: float = _threshold(0.2, "of the time left", "what these epochs may take of it")
+    unseen_start_fraction: float = _threshold(
+        0.1, "of an epoch's time", "the start of workers that takes less of the epoch is not worth looking at again"
+    )
     least_windows: int = _threshold(3, "windows", "a source that would get fewer cannot be compared and is not started")
 
     # ── probes ──────────────────────────────────────────────────────────────────────────────────────────────

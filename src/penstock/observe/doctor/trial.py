@@ -61,6 +61,10 @@ class Trial:
     startup_s: float | None = None
     """From the start of an epoch to its first batch."""
 
+    unseen_startup_s: float = 0.0
+    """How much of that no window has: what workers build when they first call the dataset, and later ones inherit from
+    the trials that call it in the training process."""
+
     failure: str = ""
     """Why the trial could not be run."""
 

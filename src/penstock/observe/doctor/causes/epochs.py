@@ -214,25 +214,27 @@ def short_epochs(measured: Measurements) -> Finding | None:
     startup_s, batch_s, own = epoch_startup_s(measured), required(measured.as_is).batch_s, measured.settings
     if startup_s is None or batch_s is None or not own.length:
         return None
-    gain = measured.gain_of(PERSISTENT)
-    epoch_s = max(startup_s, own.length * batch_s)
+    gain, unseen_s = measured.gain_of(PERSISTENT), required(measured.as_is).unseen_startup_s
+    epoch_s = max(startup_s, own.length * batch_s + unseen_s)
+    is_unseen = unseen_s >= THRESHOLDS.unseen_start_fraction * epoch_s
     # what a trial gained beyond the starts themselves was the machine's
     may_pay = 1 + startup_s / epoch_s >= THRESHOLDS.worthwhile_gain
     pays = may_pay and gain is not None and gain.pays(THRESHOLDS.persistent_gain)
     if startup_s / epoch_s < THRESHOLDS.startup_fraction and not pays:
         return None
-    if gain is not None and (gain.is_loss or (gain.is_clear and not pays)):
+    if gain is not None and not is_unseen and (gain.is_loss or (gain.is_clear and not pays)):
         return None
-    tried = f"; with persistent workers {gain.median:.2f} times as fast" if gain is not None else ""
+    tried = f"; with persistent workers {gain.median:.2f} times as fast" if gain is not None and not is_unseen else ""
+    what = "starting them, and what each builds for its first sample," if is_unseen else "starting them"
     return Finding(
         name="short-epochs",
         cause="Workers are started again for every epoch, and an epoch is short.",
         evidence=(
-            f"starting them takes {startup_s * 1e3:.0f} ms ({own.start_method}), an epoch of {own.length} batches "
+            f"{what} takes {startup_s * 1e3:.0f} ms ({own.start_method}), an epoch of {own.length} batches "
             f"takes {epoch_s * 1e3:.0f} ms{tried}"
         ),
-        remedy="persistent_workers=True",
-        gain=clear_factor(gain),
-        is_measured=clear_factor(gain) is not None,
-        is_uncertain=is_unclear(gain),
+        remedy="persistent_workers=True" + ", or build it before the loader is made: workers inherit it" * is_unseen,
+        gain=epoch_s / (own.length * batch_s) if is_unseen else clear_factor(gain),
+        is_measured=clear_factor(gain) is not None and not is_unseen,
+        is_uncertain=is_unclear(gain) and not is_unseen,
     )

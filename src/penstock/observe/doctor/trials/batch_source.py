@@ -60,6 +60,7 @@ class BatchSource:
         self.startup_s: float | None = None
         self.loader: DataLoader[Any] | None = None
         self._restarts_s: list[float] = []
+        self._fresh_starts_s: list[float] = []
         self._opened_s = 0.0
         self._make = make
         self._iterator: Any = None
@@ -74,6 +75,16 @@ class BatchSource:
     def restart_s(self) -> float | None:
         """Median seconds from requesting a batch after an epoch's last to the next epoch's first; None before that."""
         return statistics.median(self._restarts_s) if self._restarts_s else None
+
+    @property
+    def fresh_start_s(self) -> float | None:
+        """The same, of epochs begun before any trial had called the dataset in this process; None without such."""
+        return statistics.median(self._fresh_starts_s) if self._fresh_starts_s else None
+
+    @property
+    def starts_each_epoch(self) -> bool:
+        """Whether every epoch starts its workers again."""
+        return self.starts_processes and self.loader is not None and not self.loader.persistent_workers
 
     @property
     def is_open(self) -> bool:
@@ -130,6 +141,18 @@ class BatchSource:
         if self.startup_s is None:
             self.startup_s = self._opened_s + time.perf_counter() - began
         return batch
+
+    def begin_epoch(self) -> None:
+        """Leave the epoch, begin another one, and note how long its first batch takes.
+
+        Raises:
+            Exception: from the loader.
+        """
+        self.close()
+        began = time.perf_counter()
+        self.open()
+        next(self._iterator)
+        self._fresh_starts_s.append(time.perf_counter() - began)
 
     def workers(self) -> list[int]:
         """Return the process ids of its workers."""

@@ -6,17 +6,14 @@ expression that requests a batch, and then the loader is examined alone.
 
 from __future__ import annotations
 
-import ast
-import linecache
 import re
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.core.package_folder import PACKAGE_FOLDER
-from penstock.observe.doctor.probes.source_lines import line_text, statements_at
-from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, requesting_text
 
 _COLLECTING = re.compile(r"(list|tuple|sorted)\(")
 
@@ -39,21 +36,6 @@ class EpochCollectedError(BaseException):
 
 def check_collects(loader: DataLoader[Any], frame: FrameType) -> None:
     """Raise EpochCollectedError if `frame`, which requests a batch, does so to collect all of them."""
-    code = frame.f_code
-    line, _, column, _ = list(code.co_positions())[frame.f_lasti // 2]
-    if line is None or column is None:
-        return
-    text = linecache.getline(code.co_filename, line).encode()[column:].decode(errors="replace")
-    if _COLLECTING.match(text):
-        where = line_text(code.co_filename, line)
-        raise EpochCollectedError(loader, where, is_repeated=_is_in_a_loop(frame))
-
-
-def _is_in_a_loop(frame: FrameType | None) -> bool:
-    while frame is not None and not frame.f_code.co_filename.startswith((PACKAGE_FOLDER, *NOT_THE_USERS)):
-        line = frame.f_lineno
-        around = statements_at(frame.f_code.co_filename, line)
-        if any(isinstance(one, ast.For | ast.While) and one.lineno < line for one in around):
-            return True
-        frame = frame.f_back
-    return False
+    if _COLLECTING.match(requesting_text(frame)):
+        where = line_text(frame.f_code.co_filename, frame.f_lineno)
+        raise EpochCollectedError(loader, where, is_repeated=is_in_a_loop(frame))

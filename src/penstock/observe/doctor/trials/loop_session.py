@@ -205,7 +205,9 @@ class LoopSession:
 
     def _begin_timing(self) -> None:
         self.step_lines.stop()
-        self._rotation.start_others(self.batch, self._timer.elapsed_s(self._budget.clock()) / self._warm_up_batches)
+        batch_s = self._timer.elapsed_s(self._budget.clock()) / self._warm_up_batches
+        self._rotation.time_epoch_starts(batch_s)
+        self._rotation.start_others(self.batch, batch_s)
         windows = len(self._rotation.live) * THRESHOLDS.windows_per_source
         self._window_s = max(THRESHOLDS.window_s, self._budget.left_s() / windows)
         self._phase = _Phase.TIMING

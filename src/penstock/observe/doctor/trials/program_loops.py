@@ -8,7 +8,6 @@ to begin its next epochs; see `later_epochs`.
 
 from __future__ import annotations
 
-import dis
 import gc
 import itertools
 import sys
@@ -25,6 +24,7 @@ from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
+from penstock.observe.doctor.trials.loop_frames import is_in_for, is_single_look
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
@@ -61,7 +61,7 @@ class _ProgramIterator:
             raise StopIteration
         if scheduler.goes_on and self._batches is not scheduler:
             return self._later_batch()
-        if scheduler.loader is None and self._is_examined():
+        if scheduler.loader is None and self._is_examined(sys._getframe(1)):
             self._batches = None
             check_collects(self._loader, sys._getframe(1))
             scheduler.evaluation_loaders.look_around()
@@ -80,7 +80,7 @@ class _ProgramIterator:
         scheduler.evaluation_loaders.note_request(self._loader, has_gradients=torch.is_grad_enabled())
         if scheduler.loader is None:
             return self._first_batch() if self._batches is None else next(self._batches)
-        return self._batch_beside(is_in_for=_is_in_for(sys._getframe(1)))
+        return self._batch_beside(is_in_for=is_in_for(sys._getframe(1)))
 
     def _batch_beside(self, *, is_in_for: bool) -> Any:
         """Return a batch for what a program does in the middle of the examined loop.
@@ -125,7 +125,7 @@ class _ProgramIterator:
         later = self._scheduler.later_epochs
         assert later is not None
         is_own = later.belongs(self._loader)
-        self._later_batches += is_own or _is_in_for(sys._getframe(2))
+        self._later_batches += is_own or is_in_for(sys._getframe(2))
         if self._later_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
             raise StopIteration
         with later.guard.suspended():
@@ -144,16 +144,13 @@ class _ProgramIterator:
         self._scheduler.other_loops.note_start(self._loader, time.perf_counter() - began, batches_between)
         return batch
 
-    def _is_examined(self) -> bool:
+    def _is_examined(self, frame: FrameType) -> bool:
         now = time.perf_counter()
         self._scheduler.passive_s += 0.0 if self._requested_at is None else now - self._requested_at
         self._requested_at = now
-        return self._scheduler.accepts(training=torch.is_grad_enabled())
-
-
-def _is_in_for(frame: FrameType) -> bool:
-    """Return whether a `for` asks for the next item, itself or through an iterator of C such as `enumerate`'s."""
-    return frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
+        if is_single_look(frame):
+            return False
+        return self._scheduler.accepts(training=torch.is_grad_enabled(), frame=frame)
 
 
 @contextmanager
@@ -165,6 +162,7 @@ def patch_iteration(scheduler: TrialScheduler) -> Iterator[None]:
 
     DataLoader.__iter__ = iterate  # type: ignore[method-assign]
     try:
-        yield
+        with scheduler.optimizers.patched():
+            yield
     finally:
         DataLoader.__iter__ = iterate_unpatched  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, TimingWindow, Trial, gain_between
 from penstock.observe.doctor.trials.batch_source import BatchSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
+from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.time_budget import TimeBudget
 
 
@@ -52,6 +53,27 @@ class SourceRotation:
         """
         if self.current.runs_in_this_process:
             self._open([source for source in self.live[1:] if source.starts_processes])
+
+    def time_epoch_starts(self, batch_s: float) -> None:
+        """Begin some more epochs of the loop's own loader, where each starts its workers and that may matter.
+
+        What the dataset builds when it is first called, every epoch's workers build again; once a trial has called it
+        in this process, workers inherit that, and no window would show it.
+
+        Args:
+            batch_s: what the loop took for each batch so far.
+        """
+        own, start_s = self.current, self.current.startup_s or 0.0
+        length = length_of(own.loader) if own.starts_each_epoch and own.loader is not None else None
+        if length is None or start_s < THRESHOLDS.unseen_start_fraction * length * batch_s:
+            return
+        most_s = THRESHOLDS.epoch_starts_fraction * self._budget.left_s()
+        for _ in range(min(THRESHOLDS.epoch_starts, int(most_s / max(1e-9, start_s)))):
+            self._watchdog.begin_wait(self._budget.clock())
+            try:
+                own.begin_epoch()
+            finally:
+                self._watchdog.end_wait()
 
     def start_others(self, batch: Any, batch_s: float) -> None:
         """Start the other sources, while the loop's own loader is paused.
@@ -125,7 +147,8 @@ class SourceRotation:
                 name=source.name,
                 line=source.line,
                 windows=tuple(self._windows.get(source.name, ())),
-                startup_s=source.restart_s or source.startup_s,
+                startup_s=source.fresh_start_s or source.restart_s or source.startup_s,
+                unseen_startup_s=max(0.0, (source.fresh_start_s or 0.0) - (source.restart_s or 0.0)),
                 failure=source.failure,
             )
             for source in self._sources

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -28,6 +29,7 @@ from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
 from penstock.observe.doctor.trials.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.loop_session import LoopSession
+from penstock.observe.doctor.trials.optimizer_watch import OptimizerWatch
 from penstock.observe.doctor.trials.other_loops import OtherLoops, RepeatedPasses
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 
@@ -62,8 +64,11 @@ class TrialScheduler:
         self.has_step = True
         self.accepts_any = False
         """Whether a loop without gradients is examined, too."""
+        self.optimizers = OptimizerWatch()
         self.passive_s = 0.0
         """How long loops that were not examined have taken."""
+        self._prepares_since: float | None = None
+        """When a loop that comes before any training requested the first batch."""
         self.iterators_created = 0
         self.batches_requested = 0
         self.loaders_created = 1
@@ -146,10 +151,20 @@ class TrialScheduler:
         """The lines in which the sampler, and a collate function in this process, spend their time meanwhile."""
         return self._session.step_lines.lines_of_program(called=True) if self._session is not None else ()
 
-    def accepts(self, *, training: bool) -> bool:
-        """Return whether a loop that requests a batch now is the one to examine: a training loop, if there is any."""
-        patience_s = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds)
-        return training or self.accepts_any or self.passive_s > patience_s
+    def accepts(self, *, training: bool, frame: FrameType) -> bool:
+        """Return whether a loop that requests a batch now is the one to examine: a training loop, if there is any.
+
+        Args:
+            training: whether gradients are on.
+            frame: the code that requests the batch.
+        """
+        patience_s, now = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds), self._clock()
+        if self.accepts_any or self.passive_s > patience_s:
+            return True
+        if training and self.optimizers.precedes_training(frame):
+            self._prepares_since = now if self._prepares_since is None else self._prepares_since
+            return now - self._prepares_since > patience_s
+        return training
 
     def examines(self, loader: DataLoader[Any], *, training: bool) -> bool:
         """Return whether `loader` is the one whose loop is examined, or one like it that the loop has made anew."""
@@ -187,7 +202,7 @@ class TrialScheduler:
         self.close()
         self._session = self.later_epochs = None
         self.accepts_any = False
-        self.passive_s = 0.0
+        self.passive_s, self._prepares_since = 0.0, None
         self.iterators_created = 0
         self.batches_requested = 0
         self.loaders_created = 1

@@ -1,0 +1,43 @@
+"""Whether a program has made an optimizer yet: what it loops over before that only prepares its training."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from penstock.observe.doctor.trials.loop_frames import goes_on_to_optimize
+
+
+class OptimizerWatch:
+    """Knows whether there is an optimizer, while `patched`."""
+
+    def __init__(self) -> None:
+        self._has_any = False
+
+    def precedes_training(self, frame: FrameType) -> bool:
+        """Return whether the program of `frame` is to make an optimizer, and has none yet."""
+        return not self._has_any and goes_on_to_optimize(frame)
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Notice optimizers that are made meanwhile; those that are there already are looked for."""
+        optimizer: Any = torch.optim.Optimizer
+        self._has_any = any(issubclass(type(one), optimizer) for one in gc.get_objects())
+        make = optimizer.__init__
+
+        @functools.wraps(make)
+        def make_noticed(own: Any, *arguments: Any, **named: Any) -> None:
+            self._has_any = True
+            make(own, *arguments, **named)
+
+        optimizer.__init__ = make_noticed
+        try:
+            yield
+        finally:
+            optimizer.__init__ = make

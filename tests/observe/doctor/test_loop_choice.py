@@ -1,0 +1,109 @@
+"""Which loop of a program is examined, and what its epochs cost at their start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from sample_sets import Numbered
+from torch.utils.data import DataLoader, Dataset
+
+from penstock.observe.doctor.examine import examine
+from penstock.observe.doctor.trial import AS_IS, NO_WORKERS
+from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource
+from penstock.observe.doctor.trials.loader_variant import build_variant
+from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
+from penstock.observe.doctor.trials.source_rotation import SourceRotation
+from penstock.observe.doctor.trials.time_budget import TimeBudget
+
+pytestmark = [
+    pytest.mark.usefixtures("preloaded_python"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+]
+
+
+class Held(Numbered):
+    """What is not trained on."""
+
+
+def _train(before: Callable[[DataLoader], object]) -> Callable[[], None]:
+    def train() -> None:
+        before(DataLoader(Held(64, (3,)), batch_size=2))
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        while True:
+            for images, _ in DataLoader(Numbered(64, (3,)), batch_size=4):
+                model(images).sum().backward()
+                optimizer.step()
+
+    return train
+
+
+def _statistics(loader: DataLoader) -> None:
+    total = torch.zeros(3)
+    for images, _ in loader:
+        total += images.sum(0)
+    assert total[0] == sum(range(64))
+
+
+@pytest.mark.parametrize("before", [lambda loader: next(iter(loader)), _statistics], ids=["a look", "statistics"])
+def test_what_a_program_takes_from_a_loader_before_it_trains_is_not_the_loop_to_examine(
+    before: Callable[[DataLoader], object],
+) -> None:
+    found = examine(_train(before), seconds=0.6)
+    assert (found.error, found.settings.dataset) == ("", "Numbered")
+    assert found.step_calls is not None
+    assert found.step_calls.trains
+
+
+def test_a_program_that_takes_every_batch_from_a_new_iterator_in_a_loop_is_examined() -> None:
+    found = examine(_train(lambda loader: [next(iter(loader)) for _ in range(100_000)]), seconds=0.6)
+    assert (found.error, found.settings.dataset) == ("", "Held")
+
+
+def test_a_loop_before_any_optimizer_is_examined_where_no_training_comes() -> None:
+    def measure() -> None:
+        while True:
+            _statistics(DataLoader(Held(64, (3,)), batch_size=2))
+
+    assert (found := examine(measure, seconds=0.6)).settings.dataset == "Held"
+    assert found.error == ""
+
+
+class Tabled(Dataset[torch.Tensor]):
+    """Makes a table with its first sample."""
+
+    def __init__(self) -> None:
+        self.table: list[int] | None = None
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.table is None:
+            time.sleep(0.3)
+            self.table = [*range(32)]
+        return torch.tensor(self.table[index])
+
+
+def test_what_each_epochs_workers_build_again_is_timed_before_a_trial_builds_it_in_this_process() -> None:
+    loader = DataLoader(Tabled(), batch_size=4, num_workers=1)
+    own, inline = (
+        BatchSource(AS_IS, lambda: loader),
+        InlineSource(NO_WORKERS, lambda: build_variant(loader, num_workers=0)),
+    )
+    budget = TimeBudget(60.0)
+    rotation = SourceRotation([own, inline], budget, LoopWatchdog(budget))
+    batch = own.next_batch()
+    rotation.time_epoch_starts(batch_s=0.01)
+    rotation.start_others(batch, batch_s=0.01)
+    rotation.advance()
+    for _ in range(2 * len(loader)):
+        own.next_batch()
+    as_is, _ = rotation.trials()
+    rotation.close()
+    assert as_is.startup_s is not None
+    assert as_is.startup_s > 0.3
+    assert 0.2 < as_is.unseen_startup_s < as_is.startup_s
