@@ -76,7 +76,10 @@ class StepCalls:
     """How many numbers the parameters have that layers multiplied by."""
 
     left_out: tuple[str, ...] = ()
-    """Shapes of parameters that get gradients and do not change, and that no optimizer of the observed steps has."""
+    """Shapes of parameters that get gradients and do not change, and that no optimizer has."""
+
+    weight_rows: frozenset[int] = frozenset()
+    """The first sizes of the parameters that layers multiplied by, or looked up: one row for each class or token."""
 
     untrained_parameters: int = 0
     """Those of them that got gradients and did not change, while others did."""
