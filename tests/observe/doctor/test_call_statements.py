@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
+import importlib.util
 import random
 import sys
 import time
@@ -273,3 +275,105 @@ def test_a_call_for_nothing_is_named_with_its_gain_though_the_backward_pass_take
 )
 def test_a_call_that_may_train_or_takes_little_is_not_named(changes: dict[str, Any]) -> None:
     assert examined(**changes).findings == ()
+
+
+RATE, SHARED = 1.0, torch.ones(8, 4)
+
+
+class Schedule:
+    """What a sampler or a dataset may look at."""
+
+    rate = 1.0
+
+    def __init__(self, options: Any = None) -> None:
+        self.options, self.rate = options, 2.0
+
+    def sets_option(self) -> None:
+        self.options.rate = 0.5
+
+    @classmethod
+    def sets_class(cls) -> None:
+        cls.rate = 0.5
+
+    def sets_own(self) -> None:
+        self.rate = 0.5
+
+
+def sets_global() -> None:
+    global RATE
+    RATE = 0.5
+
+
+class Rated(TensorDataset):
+    """A dataset that looks at a rate."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.options.rate if self.is_own else Schedule.rate * RATE  # type: ignore[attr-defined]
+
+
+def test_what_assigns_a_name_that_samples_are_made_of_is_not_apart_from_them() -> None:
+    dataset = Rated(torch.ones(4, 1))
+    dataset.options, dataset.is_own = argparse.Namespace(rate=1.0), True  # type: ignore[attr-defined]
+    loading = reached_by_loader(DataLoader(dataset))
+    for assigns in (Schedule(dataset.options).sets_option, Schedule.sets_class, sets_global):  # type: ignore[attr-defined]
+        assert not reach([assigns]).is_apart_from(loading)
+
+
+def test_an_attribute_of_an_object_of_its_own_is_apart_from_those_of_the_same_name() -> None:
+    class Meter:
+        def __init__(self) -> None:
+            self.rate = 0.0
+
+        def add(self, value: float) -> None:
+            self.rate += value
+
+    dataset = Rated(torch.ones(4, 1))
+    dataset.is_own = False  # type: ignore[attr-defined]
+    assert reach([Meter().add]).is_apart_from(reached_by_loader(DataLoader(dataset)))
+
+
+def test_functions_of_a_module_of_the_program_are_looked_at(tmp_path: Any) -> None:
+    (tmp_path / "rates.py").write_text("RATE = 1.0\ndef refresh():\n    global RATE\n    RATE = 0.5\nrows = [1.0]\n")
+    spec = importlib.util.spec_from_file_location("rates", tmp_path / "rates.py")
+    assert spec is not None
+    assert spec.loader is not None
+    rates: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rates)
+
+    def refreshes() -> None:
+        rates.refresh()
+
+    def collates(samples: Any) -> Any:
+        return rates.RATE
+
+    assert reach([refreshes]).assigned == {"RATE"}
+    assert not reach([refreshes]).is_apart_from(reach([collates]))
+    assert id(rates.rows) not in reach([refreshes]).ids
+
+
+@pytest.mark.parametrize("view", [lambda one: one[:2], lambda one: one.numpy(), lambda one: one.view(-1)])
+def test_views_of_what_samples_are_made_of_are_not_apart_from_it(view: Any) -> None:
+    loading = reached_by_loader(DataLoader(TensorDataset(SHARED)))
+    assert not reach([view(SHARED)]).is_apart_from(loading)
+    assert reach([view(SHARED.clone())]).is_apart_from(loading)
+
+
+KEPT = {"weight": torch.ones(1, 4)}
+
+
+def averages_anew(model: nn.Module, batch: torch.Tensor) -> None:
+    with torch.no_grad():
+        KEPT["weight"] = KEPT["weight"] * 0.9 + next(model.parameters()) * 0.1
+
+
+@pytest.mark.parametrize("statement", [averages, averages_anew])
+def test_an_average_of_the_weights_is_not_to_be_made_less_often(statement: Any) -> None:
+    found = observed(statement).averaging_lines
+    assert any(word in line for line in found for word in ("AVERAGE.lerp_", 'KEPT["weight"] = '))
+    assert not observed(logs, logs_data).averaging_lines
+    assert examined(0.9, averaging_lines=("train.py:9: log.add(model)",)).findings == ()
+
+
+def test_samples_of_a_list_that_grows_may_be_what_a_statement_makes() -> None:
+    kept = [torch.ones(4) for _ in range(4)]
+    assert observed(logs, factor=lambda: kept[len(kept) - 1 - int(bool(kept.append(torch.ones(4))))]).takes_values

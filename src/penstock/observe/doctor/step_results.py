@@ -136,6 +136,9 @@ class StepCalls:
     keeping_lines: tuple[str, ...] = ()
     """The lines that change tensors which are kept from step to step, such as an average, and those that call them."""
 
+    averaging_lines: tuple[str, ...] = ()
+    """Those of them, and others, that keep what they make of parameters, such as an average: less often is another."""
+
     updates: bool = False
     """Whether an observed step changed parameters."""
 

@@ -167,6 +167,7 @@ class StepCallRecorder:
             graphs_held_by=self._graphs.holder,
             training_lines=self._lines.texts(),
             keeping_lines=self._lines.keeping(),
+            averaging_lines=self._lines.averaging(),
             updates=self._lines.updates,
             takes_values=self._lines.takes_values,
             observed_lines=self._lines.observed() if self._lines.has_values_of_python else None,
