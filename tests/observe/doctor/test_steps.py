@@ -585,6 +585,13 @@ def test_distances_that_are_made_of_all_differences_are_known_with_their_lines()
         torch.cdist(torch.randn(256, 32), centres).mean().backward()
         (torch.randn(256, 1, 32) - centres[:1]).square().sum(-1).mean().backward()  # of pairs with one
         (torch.randn(256, 1, 32) - centres).tanh().sum(-1).mean().backward()  # no distances
+        (torch.randn(256, 1, 32) - centres).mul(torch.rand(256, 128, 1)).sum(1).mean().backward()  # forces
+        ((torch.randn(256, 1, 32) - centres).square() * torch.rand(256, 128, 32)).sum(-1).mean().backward()
+        (torch.randn(128, 1, 128) - centres[..., None]).abs().mean(-1).mean().backward()  # quantiles
+        between = torch.randn(256, 1, 32) - centres
+        (between / between.norm(dim=-1, keepdim=True)).sum(1).mean().backward()
+        squares = between.square().sum(-1)
+        (between * squares[..., None]).sum().backward()  # which needs them otherwise
 
     found = observed(made_of_differences).pair_differences
     assert [line.partition(": ")[2] for line in found[0].lines] == [

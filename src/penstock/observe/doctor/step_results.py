@@ -102,6 +102,9 @@ class StepCalls:
     evaluates: tuple[str, ...] = ()
     """"dropout" and "batch norm", where all such layers that are trained are in evaluation mode."""
 
+    evaluates_whole: bool = False
+    """Whether dropout is so in a model that has no module in training mode around it."""
+
     kept_gradients: tuple[StepCall, ...] = ()
     """Lines that compute gradients and add them to those with which parameters were updated before."""
 
