@@ -35,6 +35,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import extent, statements_at
 from penstock.observe.doctor.probes.steps.assigned_names import names_of
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
@@ -145,7 +146,7 @@ def reached_by(frame: FrameType, number: int) -> Reached:
         return Reached(is_unknown=True)
     names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
     members = {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
-    held = {**frame.f_globals, **frame.f_locals}
+    held = {**frame.f_globals, **variables_of(frame)}
     try:
         return reach(one for name in names if name in held for one in _members(held[name], members))
     except Exception:  # of objects that cannot be asked for what they hold; the program goes on

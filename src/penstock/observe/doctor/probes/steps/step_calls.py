@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.contents.seen_labels import labels_of
 from penstock.observe.doctor.probes.batch_values import all_finite
+from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.kept_gradients import KeptGradients
@@ -397,7 +398,7 @@ def _optimizer(frame: FrameType) -> torch.optim.Optimizer | None:
     """Return the optimizer that is at work, called by a function of the user's or itself one."""
     inner: FrameType | None = sys._getframe(1)
     while inner is not None:
-        one = inner.f_locals.get("self")
+        one = variables_of(inner).get("self")
         if isinstance(one, torch.optim.Optimizer):
             return one
         if inner is frame:
