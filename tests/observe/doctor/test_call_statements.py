@@ -238,7 +238,9 @@ def test_only_a_call_whose_result_is_dropped_is_a_call_statement(tmp_path: Any) 
     assert found == [range(1, 4), range(1, 4), range(1, 4), None, None, None, None]
 
 
-def examined(fraction: float = 0.5, calls: tuple[str, ...] = (), **changes: Any) -> Diagnosis:
+def examined(
+    fraction: float = 0.5, calls: tuple[str, ...] = (), lines: tuple[HotLine, ...] = (), **changes: Any
+) -> Diagnosis:
     window = TimingWindow(batches=1, wall_s=1.0, wait_s=0.0, step_s=1.0)
     hot = HotLine(line="train.py:9: log.add(model)", fraction=fraction)
     known = StepCalls(steps=3, trains=True, updates=True, training_lines=("train.py:5: loss.backward()",))
@@ -248,7 +250,7 @@ def examined(fraction: float = 0.5, calls: tuple[str, ...] = (), **changes: Any)
         settings=Settings(dataset="Images", num_workers=2, start_method="fork", batch_size=8),
         has_step=True,
         trials=(Trial(name=AS_IS, windows=(window,) * 2),),
-        step_lines=(HotLine(line="train.py:5: loss.backward()", fraction=0.6),),
+        step_lines=lines or (HotLine(line="train.py:5: loss.backward()", fraction=0.6),),
         step_statements=(CallStatement(hot=hot, lines=(hot.line,), calls=calls),),
         step_calls=replace(known, **changes),
     )
@@ -377,3 +379,55 @@ def test_an_average_of_the_weights_is_not_to_be_made_less_often(statement: Any) 
 def test_samples_of_a_list_that_grows_may_be_what_a_statement_makes() -> None:
     kept = [torch.ones(4) for _ in range(4)]
     assert observed(logs, factor=lambda: kept[len(kept) - 1 - int(bool(kept.append(torch.ones(4))))]).takes_values
+
+
+class Mined(TensorDataset):
+    """A dataset that weighs its samples anew."""
+
+    def __init__(self, options: argparse.Namespace | None = None) -> None:
+        super().__init__(torch.ones(4, 1))
+        self.scale, self.options = 1.0, options
+
+    def __getitem__(self, index: int) -> Any:
+        return self.scale, self.options.rate if self.options else 0.0
+
+    def reweigh(self) -> None:
+        self._sort()
+
+    def _sort(self) -> None:
+        time.sleep(0.005)
+        self.scale *= 0.5
+
+
+def changes_rate(options: argparse.Namespace) -> None:
+    time.sleep(0.005)
+    options.rate = 0.5
+
+
+def only_sleeps(options: argparse.Namespace) -> None:
+    time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("method", "feeds"),
+    [
+        (lambda dataset: dataset.reweigh, True),
+        (lambda dataset: functools.partial(changes_rate, dataset.options), True),
+        (lambda dataset: functools.partial(only_sleeps, dataset.options), False),
+    ],
+)
+def test_lines_of_functions_that_may_change_what_samples_are_made_of_feed_the_loader(method: Any, feeds: bool) -> None:
+    dataset, lines = Mined(argparse.Namespace(rate=1.0)), LineSampler()
+    does = method(dataset)
+    with lines:
+        for lines.turn in range(12):
+            does()
+            time.sleep(0.002)
+    seen = lines.lines_of_program(reached_by_loader(DataLoader(dataset)))
+    assert [line.feeds_loader for line in seen if "time.sleep(0.005)" in line.line] == [feeds]
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+def test_a_costly_line_that_may_feed_the_loader_is_not_named(feeds: bool) -> None:
+    line = HotLine(line="data.py:4: order = np.sort(losses)", fraction=0.8, feeds_loader=feeds)
+    assert bool(examined(0.1, lines=(line,)).findings) is not feeds

@@ -227,6 +227,7 @@ def costly_step_line(measured: Measurements) -> Finding | None:
 def _untrained_line(line: HotLine, calls: StepCalls) -> HotLine | None:
     if (
         line.fraction < THRESHOLDS.untrained_line_fraction
+        or line.feeds_loader
         or line.line in (*calls.training_lines, *calls.averaging_lines)
         or _TRAINS.search(f" {line.calls}")
     ):
