@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -21,6 +20,14 @@ class Uneven(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.zeros(3, 8 + index % 7, 8)
+
+
+class _Model(torch.nn.Module):
+    """A model that is saved as a whole."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
 
 
 _TRAINING = DataLoader(TensorDataset(torch.zeros(640, 4)), batch_size=64)
@@ -47,6 +54,7 @@ def test_a_view_of_a_large_tensor_is_known_by_its_place_and_shared_and_whole_ten
     assert "probe" in found.name
     assert found.unused_nbytes == (32 << 20) - 400
     assert measure_storages({"probe": cube[:100].clone(), "all": cube, "tied": weight, "again": weight[None]}) is None
+    assert measure_storages({"shown": cube[:10], "model": _Model(cube)}) is None  # which is saved anyway
     assert measure_storages({"halves": cube.chunk(2), "small": torch.zeros(100)[:1]}) is None
 
 
@@ -68,9 +76,8 @@ def test_a_program_that_saves_a_view_after_each_epoch_is_told_so() -> None:
     assert "saves-whole-storages" in [one.name for one in diagnose(found).findings], found.notes
 
 
-@pytest.mark.parametrize(("samples", "is_certain"), [(400, True), (70, False)])
-def test_single_samples_are_certain_to_cost_time_only_where_they_are_many(samples: int, is_certain: bool) -> None:
-    held_out = TensorDataset(torch.randn(samples, 4))
+def test_single_samples_may_be_meant_so() -> None:
+    held_out = TensorDataset(torch.randn(400, 4))
 
     def train() -> None:
         model = torch.nn.Linear(4, 1)
@@ -83,4 +90,4 @@ def test_single_samples_are_certain_to_cost_time_only_where_they_are_many(sample
                 print(sum(model(x).sum() for (x,) in val_loader))
 
     (found,) = (one for one in diagnose(examine(train, seconds=1.5)).findings if one.name == "evaluates-single-samples")
-    assert found.is_uncertain is not is_certain
+    assert found.is_uncertain

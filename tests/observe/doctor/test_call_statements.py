@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
+import importlib.util
 import random
 import sys
 import time
@@ -236,7 +238,9 @@ def test_only_a_call_whose_result_is_dropped_is_a_call_statement(tmp_path: Any) 
     assert found == [range(1, 4), range(1, 4), range(1, 4), None, None, None, None]
 
 
-def examined(fraction: float = 0.5, calls: tuple[str, ...] = (), **changes: Any) -> Diagnosis:
+def examined(
+    fraction: float = 0.5, calls: tuple[str, ...] = (), lines: tuple[HotLine, ...] = (), **changes: Any
+) -> Diagnosis:
     window = TimingWindow(batches=1, wall_s=1.0, wait_s=0.0, step_s=1.0)
     hot = HotLine(line="train.py:9: log.add(model)", fraction=fraction)
     known = StepCalls(steps=3, trains=True, updates=True, training_lines=("train.py:5: loss.backward()",))
@@ -246,7 +250,7 @@ def examined(fraction: float = 0.5, calls: tuple[str, ...] = (), **changes: Any)
         settings=Settings(dataset="Images", num_workers=2, start_method="fork", batch_size=8),
         has_step=True,
         trials=(Trial(name=AS_IS, windows=(window,) * 2),),
-        step_lines=(HotLine(line="train.py:5: loss.backward()", fraction=0.6),),
+        step_lines=lines or (HotLine(line="train.py:5: loss.backward()", fraction=0.6),),
         step_statements=(CallStatement(hot=hot, lines=(hot.line,), calls=calls),),
         step_calls=replace(known, **changes),
     )
@@ -273,3 +277,157 @@ def test_a_call_for_nothing_is_named_with_its_gain_though_the_backward_pass_take
 )
 def test_a_call_that_may_train_or_takes_little_is_not_named(changes: dict[str, Any]) -> None:
     assert examined(**changes).findings == ()
+
+
+RATE, SHARED = 1.0, torch.ones(8, 4)
+
+
+class Schedule:
+    """What a sampler or a dataset may look at."""
+
+    rate = 1.0
+
+    def __init__(self, options: Any = None) -> None:
+        self.options, self.rate = options, 2.0
+
+    def sets_option(self) -> None:
+        self.options.rate = 0.5
+
+    @classmethod
+    def sets_class(cls) -> None:
+        cls.rate = 0.5
+
+    def sets_own(self) -> None:
+        self.rate = 0.5
+
+
+def sets_global() -> None:
+    global RATE
+    RATE = 0.5
+
+
+class Rated(TensorDataset):
+    """A dataset that looks at a rate."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.options.rate if self.is_own else Schedule.rate * RATE  # type: ignore[attr-defined]
+
+
+def test_what_assigns_a_name_that_samples_are_made_of_is_not_apart_from_them() -> None:
+    dataset = Rated(torch.ones(4, 1))
+    dataset.options, dataset.is_own = argparse.Namespace(rate=1.0), True  # type: ignore[attr-defined]
+    loading = reached_by_loader(DataLoader(dataset))
+    for assigns in (Schedule(dataset.options).sets_option, Schedule.sets_class, sets_global):  # type: ignore[attr-defined]
+        assert not reach([assigns]).is_apart_from(loading)
+
+
+def test_an_attribute_of_an_object_of_its_own_is_apart_from_those_of_the_same_name() -> None:
+    class Meter:
+        def __init__(self) -> None:
+            self.rate = 0.0
+
+        def add(self, value: float) -> None:
+            self.rate += value
+
+    dataset = Rated(torch.ones(4, 1))
+    dataset.is_own = False  # type: ignore[attr-defined]
+    assert reach([Meter().add]).is_apart_from(reached_by_loader(DataLoader(dataset)))
+
+
+def test_functions_of_a_module_of_the_program_are_looked_at(tmp_path: Any) -> None:
+    (tmp_path / "rates.py").write_text("RATE = 1.0\ndef refresh():\n    global RATE\n    RATE = 0.5\nrows = [1.0]\n")
+    spec = importlib.util.spec_from_file_location("rates", tmp_path / "rates.py")
+    assert spec is not None
+    assert spec.loader is not None
+    rates: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rates)
+
+    def refreshes() -> None:
+        rates.refresh()
+
+    def collates(samples: Any) -> Any:
+        return rates.RATE
+
+    assert reach([refreshes]).assigned == {"RATE"}
+    assert not reach([refreshes]).is_apart_from(reach([collates]))
+    assert id(rates.rows) not in reach([refreshes]).ids
+
+
+@pytest.mark.parametrize("view", [lambda one: one[:2], lambda one: one.numpy(), lambda one: one.view(-1)])
+def test_views_of_what_samples_are_made_of_are_not_apart_from_it(view: Any) -> None:
+    loading = reached_by_loader(DataLoader(TensorDataset(SHARED)))
+    assert not reach([view(SHARED)]).is_apart_from(loading)
+    assert reach([view(SHARED.clone())]).is_apart_from(loading)
+
+
+KEPT = {"weight": torch.ones(1, 4)}
+
+
+def averages_anew(model: nn.Module, batch: torch.Tensor) -> None:
+    with torch.no_grad():
+        KEPT["weight"] = KEPT["weight"] * 0.9 + next(model.parameters()) * 0.1
+
+
+@pytest.mark.parametrize("statement", [averages, averages_anew])
+def test_an_average_of_the_weights_is_not_to_be_made_less_often(statement: Any) -> None:
+    found = observed(statement).averaging_lines
+    assert any(word in line for line in found for word in ("AVERAGE.lerp_", 'KEPT["weight"] = '))
+    assert not observed(logs, logs_data).averaging_lines
+    assert examined(0.9, averaging_lines=("train.py:9: log.add(model)",)).findings == ()
+
+
+def test_samples_of_a_list_that_grows_may_be_what_a_statement_makes() -> None:
+    kept = [torch.ones(4) for _ in range(4)]
+    assert observed(logs, factor=lambda: kept[len(kept) - 1 - int(bool(kept.append(torch.ones(4))))]).takes_values
+
+
+class Mined(TensorDataset):
+    """A dataset that weighs its samples anew."""
+
+    def __init__(self, options: argparse.Namespace | None = None) -> None:
+        super().__init__(torch.ones(4, 1))
+        self.scale, self.options = 1.0, options
+
+    def __getitem__(self, index: int) -> Any:
+        return self.scale, self.options.rate if self.options else 0.0
+
+    def reweigh(self) -> None:
+        self._sort()
+
+    def _sort(self) -> None:
+        time.sleep(0.005)
+        self.scale *= 0.5
+
+
+def changes_rate(options: argparse.Namespace) -> None:
+    time.sleep(0.005)
+    options.rate = 0.5
+
+
+def only_sleeps(options: argparse.Namespace) -> None:
+    time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("method", "feeds"),
+    [
+        (lambda dataset: dataset.reweigh, True),
+        (lambda dataset: functools.partial(changes_rate, dataset.options), True),
+        (lambda dataset: functools.partial(only_sleeps, dataset.options), False),
+    ],
+)
+def test_lines_of_functions_that_may_change_what_samples_are_made_of_feed_the_loader(method: Any, feeds: bool) -> None:
+    dataset, lines = Mined(argparse.Namespace(rate=1.0)), LineSampler()
+    does = method(dataset)
+    with lines:
+        for lines.turn in range(12):
+            does()
+            time.sleep(0.002)
+    seen = lines.lines_of_program(reached_by_loader(DataLoader(dataset)))
+    assert [line.feeds_loader for line in seen if "time.sleep(0.005)" in line.line] == [feeds]
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+def test_a_costly_line_that_may_feed_the_loader_is_not_named(feeds: bool) -> None:
+    line = HotLine(line="data.py:4: order = np.sort(losses)", fraction=0.8, feeds_loader=feeds)
+    assert bool(examined(0.1, lines=(line,)).findings) is not feeds

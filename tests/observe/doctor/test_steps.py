@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import linecache
 import math
+import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +19,7 @@ from torch import nn
 from penstock.observe.doctor.causes import Diagnosis, diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import HotLine
+from penstock.observe.doctor.probes.steps.call_statements import reached_by
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.step_results import StepCall, StepCalls
@@ -585,6 +588,13 @@ def test_distances_that_are_made_of_all_differences_are_known_with_their_lines()
         torch.cdist(torch.randn(256, 32), centres).mean().backward()
         (torch.randn(256, 1, 32) - centres[:1]).square().sum(-1).mean().backward()  # of pairs with one
         (torch.randn(256, 1, 32) - centres).tanh().sum(-1).mean().backward()  # no distances
+        (torch.randn(256, 1, 32) - centres).mul(torch.rand(256, 128, 1)).sum(1).mean().backward()  # forces
+        ((torch.randn(256, 1, 32) - centres).square() * torch.rand(256, 128, 32)).sum(-1).mean().backward()
+        (torch.randn(128, 1, 128) - centres[..., None]).abs().mean(-1).mean().backward()  # quantiles
+        between = torch.randn(256, 1, 32) - centres
+        (between / between.norm(dim=-1, keepdim=True)).sum(1).mean().backward()
+        squares = between.square().sum(-1)
+        (between * squares[..., None]).sum().backward()  # which needs them otherwise
 
     found = observed(made_of_differences).pair_differences
     assert [line.partition(": ")[2] for line in found[0].lines] == [
@@ -612,3 +622,20 @@ def test_a_manager_that_every_step_asks_is_named() -> None:
         fraction=0.25,
     )
     assert [one.name for one in examined(line).findings] == ["another-process-every-step"]
+
+
+def test_what_a_step_deletes_is_freed_while_it_is_observed() -> None:
+    are_alive: list[bool] = []
+
+    def deletes(model: nn.Module, x: torch.Tensor) -> None:
+        hidden = model(x)
+        before, loss = weakref.ref(hidden), hidden.square().mean()
+        loss.backward()
+        loss.item()
+        del hidden, loss
+        are_alive.append(before() is not None)
+        reached_by(sys._getframe(), deletes.__code__.co_firstlineno + 3)
+
+    observed(deletes)
+    assert are_alive
+    assert not any(are_alive)

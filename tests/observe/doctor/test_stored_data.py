@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.stored.changed_data import find_changed_data
 from penstock.observe.doctor.probes.stored.tensor_keys import find_tensor_keys
-from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers
+from penstock.observe.doctor.step_results import StepCalls
+from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers, TensorKeys
 from penstock.observe.record.finding import Finding
 
 
@@ -174,6 +176,25 @@ def _clipped(self: Any, index: int) -> Any:
     return self.rows[index].clamp_(-1.0, 1.0)
 
 
+def _moved(self: Any, index: int) -> Any:
+    self.state += 0.1 * self.velocity
+    return self.state.clone()
+
+
+def _mixed_with_the_one_before(self: Any, index: int) -> Any:
+    row = self.rows[index]
+    mixed = torch.stack([row, 0.5 * (row + self.before)])
+    self.before[:] = row
+    return mixed
+
+
+def _normalised_again(self: Any, index: int) -> Any:
+    row = self.rows[index]
+    row -= row.mean()
+    row /= row.std()
+    return row
+
+
 def _known(**more: Any) -> dict[str, Any]:
     return {"is_known": [False] * 64, **more}
 
@@ -189,12 +210,28 @@ LEGITIMATE: dict[str, Callable[[], Any]] = {
     "random numbers of its own": lambda: Rows(_own_generator, out=torch.zeros(64, 16), generator=torch.Generator()),
     "rows are shuffled in place": lambda: Rows(_shuffled_in_place, np.random.randn(64, 16)),
     "rows are clipped in place": lambda: Rows(_clipped),
+    "a simulation moves on": lambda: Rows(_moved, state=torch.randn(16), velocity=torch.randn(16)),
+    "mixed with the sample before": lambda: Rows(_mixed_with_the_one_before, before=torch.zeros(16)),
+    "normalised again, but for rounding": lambda: Rows(_normalised_again, torch.randn(64, 37)),
 }
 
 
 @pytest.mark.parametrize("kind", LEGITIMATE)
 def test_other_changes_of_what_is_stored_are_no_finding(kind: str) -> None:
     assert _changed(LEGITIMATE[kind]()) is None
+
+
+def test_a_cache_that_replaces_its_oldest_row_is_left_as_it_is() -> None:
+    def cached(self: Any, index: int) -> Any:
+        if index not in self.places:
+            place = next(self.turns) % 4
+            self.places = {one: other for one, other in self.places.items() if other != place} | {index: place}
+            self.kept[place] = self.rows[index]
+        return self.kept[self.places[index]]
+
+    dataset: Any = Rows(cached, kept=torch.zeros(4, 16), places={}, turns=itertools.count())
+    assert _changed(dataset) is None
+    assert all(torch.equal(dataset.kept[place], dataset.rows[index]) for index, place in dataset.places.items())
 
 
 def test_masks_that_pile_up_are_found() -> None:
@@ -253,11 +290,18 @@ def _labels(training: Any, evaluation: Any) -> LabelNumbers | None:
     return compare_label_numbers(DataLoader(training), [Evaluation(name="val_loader", loader=DataLoader(evaluation))])
 
 
+_CLASSIFIES = StepCalls(steps=3, weight_rows=frozenset({4, 8, 128}))
+
+
 def test_classes_with_other_numbers_in_an_evaluation_are_named() -> None:
     found = _labels(Named(class_to_idx=_numbered("a b c d")), Subset(Named(class_to_idx=_numbered("a c d")), [0, 1]))
-    finding = _finding("labels-differ", label_numbers=found)
+    finding = _finding("labels-differ", label_numbers=found, step_calls=_CLASSIFIES)
     assert finding is not None
     assert not finding.is_uncertain
+    for calls in (None, StepCalls(steps=3, weight_rows=frozenset({128}))):  # of prototypes numbers are only compared
+        finding = _finding("labels-differ", label_numbers=found, step_calls=calls)
+        assert finding is not None
+        assert finding.is_uncertain
     assert "'c' is 2 and 1, 'd' is 3 and 2" in finding.evidence
     assert _labels(Named(encoder=Encoder("abcd")), Named(encoder=Encoder("acd"))) is not None
 
@@ -272,7 +316,7 @@ def test_what_may_be_meant_so_is_uncertain() -> None:
         (Named(class_to_idx=four), Named(class_to_idx=_numbered("u v w x y d"))),
         (Named(class_to_idx=_numbered("a b c d e f g h")), Named(class_to_idx=three)),  # it may pick their outputs
     ]:
-        finding = _finding("labels-differ", label_numbers=_labels(training, evaluation))
+        finding = _finding("labels-differ", label_numbers=_labels(training, evaluation), step_calls=_CLASSIFIES)
         assert finding is not None
         assert finding.is_uncertain
 
@@ -304,16 +348,17 @@ class Cached(Dataset[Any]):
         return self.known.setdefault(self.key(index), int(index))  # type: ignore[no-any-return]
 
 
-def _make_all(dataset: Dataset[Any]) -> None:
-    loader = DataLoader(dataset, sampler=[*torch.arange(8), *torch.arange(8)])
-    for _, make in iter_sample_calls(loader):
+def _keys(dataset: Any, indices: Any = None) -> TensorKeys | None:
+    """Return what is found after two epochs of a sampler's."""
+    loader = DataLoader(dataset, sampler=torch.arange(8) if indices is None else indices)  # type: ignore[arg-type]
+    for _, make in [*iter_sample_calls(loader), *iter_sample_calls(loader)]:
         make()
+    return find_tensor_keys(dataset, iter_sample_calls(loader))
 
 
 def test_a_cache_by_the_tensors_of_a_sampler_is_named() -> None:
     dataset = Cached(lambda index: index)
-    _make_all(dataset)
-    found = find_tensor_keys(Subset(dataset, range(8)))
+    found = _keys(dataset)
     assert found is not None
     assert (found.attribute, found.keys, found.numbers) == ("Cached.known", 16, 8)
     finding = _finding("tensors-as-keys", tensor_keys=found)
@@ -323,12 +368,16 @@ def test_a_cache_by_the_tensors_of_a_sampler_is_named() -> None:
 
 @pytest.mark.parametrize("key", [int, lambda index: index.item(), lambda index: np.int64(index)])
 def test_a_cache_by_numbers_is_no_finding(key: Callable[[Any], Any]) -> None:
-    dataset = Cached(key)
-    _make_all(dataset)
-    assert find_tensor_keys(dataset) is None
+    assert _keys(Cached(key)) is None
 
 
 def test_tensors_that_are_meant_as_themselves_may_be_keys() -> None:
     dataset = Cached(int)
     dataset.known = dict.fromkeys(torch.nn.Linear(2, 2).parameters(), 0.1)
-    assert find_tensor_keys(dataset) is None
+    assert _keys(dataset) is None
+    dataset.known = {torch.tensor(0): "a", torch.tensor(1): "b"}  # which are looked through
+    assert _keys(dataset) is None
+
+
+def test_a_sampler_that_yields_the_same_tensors_in_each_epoch_finds_what_was_kept() -> None:
+    assert _keys(Cached(lambda index: index), [*torch.arange(8)]) is None

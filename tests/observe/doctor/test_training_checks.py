@@ -330,3 +330,110 @@ def test_parameters_of_a_second_optimizer_that_are_frozen_or_updated_by_hand_are
         by_hand.data.sub_(by_hand.grad, alpha=0.1)
 
     assert not _found(_observed(step))
+
+
+def test_gradients_that_no_optimizer_uses_or_that_decay_are_not_named() -> None:
+    student, teacher, scaled, normed = Loop(), Loop(), Loop(), Loop()
+
+    def distilled(x: torch.Tensor, y: torch.Tensor) -> None:
+        student.update(functional.mse_loss(student.model(x), teacher.model(x)))  # the teacher gets gradients, too
+        with torch.no_grad():
+            for average, weight in zip(teacher.model.parameters(), student.model.parameters(), strict=True):
+                average.lerp_(weight, 0.1)
+
+    def decayed(x: torch.Tensor, y: torch.Tensor) -> None:
+        scaled.update(functional.cross_entropy(scaled.model(x), y), clear=False)
+        for weight in scaled.model.parameters():
+            assert weight.grad is not None
+            weight.grad.mul_(0.9)  # momentum
+
+    def accumulated(x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.no_grad():
+            for weight in normed.model.parameters():
+                weight.mul_(0.99)
+        functional.cross_entropy(normed.model(x), y).backward()  # over more batches than are observed
+
+    for step in (distilled, decayed, accumulated):
+        assert not _found(_observed(step))
+
+
+class _LateDropout(nn.Module):
+    """Dropout that begins in a later epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.dropout(self.first(x), 0.5, training=False))  # type: ignore[no-any-return]
+
+
+def test_dropout_that_is_left_out_in_a_model_in_training_mode_is_no_evaluation_mode() -> None:
+    alone, part = Loop(nn.Dropout(0.5)), Loop(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)))
+    alone.model[1].eval()
+    part.model[1].eval()
+    late = _LateDropout()
+    optimizer = torch.optim.SGD(late.parameters(), lr=0.1)
+
+    def later(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(late(x), y).backward()
+        optimizer.step()
+
+    for step in (later, lambda x, y: alone.update(functional.cross_entropy(alone.model(x), y))):
+        calls = _observed(step)
+        assert not _found(calls) | _found(calls, certain=False)
+    calls = _observed(lambda x, y: part.update(functional.cross_entropy(part.model(x), y)))
+    assert not _found(calls)
+    assert _found(calls, certain=False) == {"trains-in-evaluation-mode"}
+
+
+def test_losses_that_are_only_logged_are_not_named() -> None:
+    loop, one = Loop(), Loop(outputs=1)
+
+    def confidence(x: torch.Tensor, y: torch.Tensor) -> None:
+        logits = loop.model(x)
+        print(functional.nll_loss(logits.softmax(1), y).item())
+        loop.update(functional.cross_entropy(logits, y))
+
+    def spread(x: torch.Tensor, y: torch.Tensor) -> None:
+        predicted = one.model(x)
+        print((predicted - y).abs().mean().item())
+        one.update(functional.mse_loss(predicted.squeeze(1), y))
+
+    assert not _found(_observed(confidence))
+    assert not _found(_observed(spread, classes=False))
+
+
+def test_a_loss_whose_gradients_are_computed_by_autograd_grad_is_named() -> None:
+    loop = Loop()
+
+    def by_hand(x: torch.Tensor, y: torch.Tensor) -> None:
+        loss = functional.cross_entropy(loop.model(x).softmax(1), y)
+        for weight, gradient in zip(
+            loop.model.parameters(), torch.autograd.grad(loss, [*loop.model.parameters()]), strict=True
+        ):
+            weight.data.sub_(gradient)
+
+    assert _found(_observed(by_hand)) == {"loss-of-probabilities"}
+
+
+def test_numbers_that_were_made_a_column_are_meant_to_meet_all_labels() -> None:
+    loop = Loop(outputs=1)
+
+    def kernels(x: torch.Tensor, y: torch.Tensor) -> None:
+        predicted = loop.model(x).squeeze(1)
+        loop.update((predicted[:, None] - y).abs().mean() - (y.unsqueeze(1) - predicted).square().neg().exp().mean())
+
+    assert not _found(_observed(kernels, classes=False))
+
+
+def test_parameters_of_an_optimizer_that_waits_are_not_left_out() -> None:
+    loop = Loop()
+    (first, *_) = loop.model
+    loop.optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    later = torch.optim.SGD(loop.model.parameters(), lr=0.01)
+    step: Step = lambda x, y: loop.update(functional.cross_entropy(loop.model(x), y))  # noqa: E731
+    assert not _found(_observed(step))
+    del later
+    assert _found(_observed(step)) == {"left-out-of-optimizer"}

@@ -46,6 +46,9 @@ class HotLine:
     values: int = 0
     """Numbers in the largest array, tensor or image of its function, without those that the dataset keeps."""
 
+    feeds_loader: bool = False
+    """Whether a function around it may change what batches are made of."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedRead:

@@ -76,7 +76,10 @@ class StepCalls:
     """How many numbers the parameters have that layers multiplied by."""
 
     left_out: tuple[str, ...] = ()
-    """Shapes of parameters that get gradients and do not change, and that no optimizer of the observed steps has."""
+    """Shapes of parameters that get gradients and do not change, and that no optimizer has."""
+
+    weight_rows: frozenset[int] = frozenset()
+    """The first sizes of the parameters that layers multiplied by, or looked up: one row for each class or token."""
 
     untrained_parameters: int = 0
     """Those of them that got gradients and did not change, while others did."""
@@ -98,6 +101,9 @@ class StepCalls:
 
     evaluates: tuple[str, ...] = ()
     """"dropout" and "batch norm", where all such layers that are trained are in evaluation mode."""
+
+    evaluates_whole: bool = False
+    """Whether dropout is so in a model that has no module in training mode around it."""
 
     kept_gradients: tuple[StepCall, ...] = ()
     """Lines that compute gradients and add them to those with which parameters were updated before."""
@@ -132,6 +138,9 @@ class StepCalls:
 
     keeping_lines: tuple[str, ...] = ()
     """The lines that change tensors which are kept from step to step, such as an average, and those that call them."""
+
+    averaging_lines: tuple[str, ...] = ()
+    """Those of them, and others, that keep what they make of parameters, such as an average: less often is another."""
 
     updates: bool = False
     """Whether an observed step changed parameters."""

@@ -46,6 +46,9 @@ class LabelNumbers:
     loader: str
     """The evaluation's loader."""
 
+    trained: int
+    """How many names the training has."""
+
     common: int
     """How many names both have."""
 

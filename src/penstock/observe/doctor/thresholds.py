@@ -239,9 +239,6 @@ class Thresholds:
         16, "values read in a step", "on a processor fewer take microseconds; more are worth a change there, too"
     )
     single_samples: int = _threshold(64, "samples", "an evaluation of fewer takes no time worth a change")
-    certain_single_samples: float = _threshold(
-        8, "times the batches of an epoch", "of one sample at a time a model takes a tenth of a batch's time, or more"
-    )
     unused_storage_nbytes: int = _threshold(16 << 20, "bytes", "less is written in a few milliseconds")
     unused_storage_fraction: float = _threshold(
         0.5, "of what is saved", "a smaller part of a storage that is shared costs less than what has to be saved"

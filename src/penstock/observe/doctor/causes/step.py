@@ -227,7 +227,8 @@ def costly_step_line(measured: Measurements) -> Finding | None:
 def _untrained_line(line: HotLine, calls: StepCalls) -> HotLine | None:
     if (
         line.fraction < THRESHOLDS.untrained_line_fraction
-        or line.line in calls.training_lines
+        or line.feeds_loader
+        or line.line in (*calls.training_lines, *calls.averaging_lines)
         or _TRAINS.search(f" {line.calls}")
     ):
         return None
@@ -254,7 +255,7 @@ def _is_for_nothing(one: CallStatement, calls: StepCalls) -> bool:
     least = THRESHOLDS.wasted_step_fraction
     if not set(one.lines).isdisjoint(calls.keeping_lines):
         least = THRESHOLDS.untrained_line_fraction
-    is_training = not set(one.lines).isdisjoint(calls.training_lines)
+    is_training = not set(one.lines).isdisjoint((*calls.training_lines, *calls.averaging_lines))
     return one.hot.fraction >= least and not is_training and not any(map(_TRAINS_BENEATH.search, one.calls))
 
 

@@ -8,6 +8,9 @@ from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.record.finding import Finding
 
+_SPECIAL = 4
+"""Rows of a layer beside those of the names, as for padding."""
+
 _BY_DESIGN = re.compile(
     r"ema|average|avg|mean|running|momentum|memory|bank|history|state|prev|last|pool|buffer|score|priorit",
     re.IGNORECASE,
@@ -44,16 +47,22 @@ def changed_in_place(measured: Measurements) -> Finding | None:
 def labels_differ(measured: Measurements) -> Finding | None:
     """An evaluation numbers the same classes differently."""
     found = required(measured.label_numbers)
+    rows = measured.step_calls.weight_rows if measured.step_calls is not None else frozenset()
+    # Where a model has nothing for each number, as one of prototypes, numbers are only compared with each other.
+    are_bound = any(found.trained <= number <= found.trained + _SPECIAL for number in rows)
     examples = ", ".join(f"{name!r} is {one} and {other}" for name, one, other in found.examples)
     return Finding(
         name="labels-differ",
-        cause=f"{found.loader} gives the same names other numbers than the training does, so its results are wrong.",
+        cause=(
+            f"{found.loader} gives the same names other numbers than the training does, so its results are wrong, "
+            "unless it translates them."
+        ),
         evidence=(
             f"{found.attribute}: {found.differing} of {found.common} names that both have differ, the training's "
             f"number and the evaluation's: {examples}"
         ),
         remedy="number the names once, for the training data, and give that mapping to the other datasets",
-        is_uncertain=not (found.is_named_so and found.is_meant_alike),
+        is_uncertain=not (found.is_named_so and found.is_meant_alike and are_bound),
     )
 
 

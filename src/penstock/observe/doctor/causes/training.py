@@ -41,7 +41,7 @@ def left_out_of_optimizer(measured: Measurements) -> Finding | None:
         cause="Parameters get gradients in every step, and no optimizer has them: they stay as they were made.",
         evidence=(
             f"parameters of the shapes {shown} did not change in {steps} steps, while others did; no optimizer of the "
-            "observed steps holds them"
+            "program holds them"
         ),
         remedy=(
             "make the optimizer when the model is complete: a layer that is replaced later is not in it, nor one "
@@ -54,7 +54,8 @@ def left_out_of_optimizer(measured: Measurements) -> Finding | None:
 def trains_in_evaluation_mode(measured: Measurements) -> Finding | None:
     """A model is trained after `model.eval()`, which is how many libraries return it, too.
 
-    Batch norm alone may be meant to keep its statistics, as in fine-tuning with small batches.
+    Batch norm alone may be meant to keep its statistics, as in fine-tuning with small batches, and so may a part of a
+    model that is in training mode otherwise.
     """
     step = required(measured.step_calls)
     if not step.trains or not step.evaluates:
@@ -69,7 +70,7 @@ def trains_in_evaluation_mode(measured: Measurements) -> Finding | None:
             "model.train() before the steps of each epoch: model.eval() lasts until then, that of a validation and "
             "that of a library which has loaded the model"
         ),
-        is_uncertain="dropout" not in step.evaluates,
+        is_uncertain=not step.evaluates_whole,
     )
 
 

@@ -59,6 +59,7 @@ def _compare(
     return LabelNumbers(
         attribute=f"{type(dataset).__name__}.{path}",
         loader=evaluation.name,
+        trained=len(numbers),
         common=common,
         differing=len(different),
         examples=tuple((name, numbers[name], theirs[name]) for name in different[:_SHOWN]),

@@ -33,6 +33,7 @@ from penstock.observe.doctor.probes.steps.call_statements import (
     looks_like_call,
     reached_by,
 )
+from penstock.observe.doctor.probes.steps.functions_around import FunctionsAround
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.step_results import CallStatement
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -98,6 +99,7 @@ class LineSampler:
         self._turns: dict[_Place | None, set[int]] = {}
         self._values: dict[_Place | None, int] = {}
         self._around: dict[tuple[str, int], _Around] = {}
+        self._functions = FunctionsAround()
         self._is_on = self._is_looking = False
         self._looked_at = self._chained_at = 0.0
         self._before: Any = None
@@ -135,10 +137,13 @@ class LineSampler:
         """Return the lines that were seen most often; empty if it has hardly looked."""
         return self._lines(filter(None, self._seconds), sum(self._seconds.values()))
 
-    def lines_of_program(self, *, called: bool = False) -> tuple[HotLine, ...]:
-        """Return the lines of what a program does by itself, as fractions of its time, or of what penstock `called`."""
+    def lines_of_program(self, loading: Reached | None = None, *, called: bool = False) -> tuple[HotLine, ...]:
+        """Return the lines of what a program does by itself, as fractions of its time, or of what penstock `called`.
+
+        `loading` are the objects that batches are made of.
+        """
         places = [place for place in self._seconds if place is not None and place.is_called == called]
-        return self._lines(places, sum(self._seconds[place] for place in places))
+        return self._lines(places, sum(self._seconds[place] for place in places), loading)
 
     def part_of_program(self, lines: Mapping[str, Container[int]]) -> HotLine | None:
         """Return the time of these lines together, by file, as a line of a program; it names the longest of them."""
@@ -175,9 +180,11 @@ class LineSampler:
         """Note all lines of the program's own that run, innermost first."""
         seen: set[tuple[str, int]] = set()
         calls = {called: seconds}
+        frames: list[FrameType] = []
         while frame is not None:
             if is_users(frame.f_code.co_filename):
                 line = frame.f_code.co_filename, _line_of(frame)
+                frames.append(frame)
                 around = self._around.setdefault(line, _Around())
                 if line not in seen:
                     seen.add(line)
@@ -188,8 +195,10 @@ class LineSampler:
             else:
                 calls.setdefault(_function_of(frame), 0.0)
             frame = frame.f_back
+        if frames:
+            self._functions.note((frames[0].f_code.co_filename, _line_of(frames[0])), frames)
 
-    def _lines(self, places: Iterable[_Place], total_s: float) -> tuple[HotLine, ...]:
+    def _lines(self, places: Iterable[_Place], total_s: float, loading: Reached | None = None) -> tuple[HotLine, ...]:
         if self.looks < _LEAST_LOOKS or not total_s:
             return ()
         turns = len(set[int]().union(*self._turns.values()))
@@ -204,6 +213,7 @@ class LineSampler:
                 turns_fraction=len(set[int]().union(*(self._turns[place] for place in places))) / turns,
                 is_same_for_all=is_same_for_all(*line),
                 values=max(self._values.get(place, 0) for place in places),
+                feeds_loader=loading is not None and self._functions.feeds(line, loading),
             )
             for line, places in lines.items()
         ]

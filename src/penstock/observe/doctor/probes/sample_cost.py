@@ -216,11 +216,13 @@ class SampleProbe:
 
     def _look_at_stored_data(self) -> None:
         """Look for data that samples change: some are made again, as above, and the data are left as they were."""
-        self.tensor_keys = find_tensor_keys(self._loader.dataset)
+        if self._loader._dataset_kind == _DatasetKind.Iterable:
+            return
         seconds = self._watched_s * _MADE_AGAIN
         is_slow = statistics.fmean(took for _, took in self._busy_s or [(0, 0.0)]) * _MADE_TIMES > seconds
-        if self._loader._dataset_kind != _DatasetKind.Iterable and not is_slow:
-            with suppress(Exception):  # of the dataset, which has made them before
+        with suppress(Exception):  # of the dataset, which has made them before
+            self.tensor_keys = find_tensor_keys(self._loader.dataset, iter_sample_calls(self._loader))
+            if not is_slow:
                 until = time.perf_counter() + seconds
                 self.changed_data = find_changed_data(self._loader.dataset, self._first_calls, until)
 

@@ -19,15 +19,13 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
+from penstock.observe.doctor.probes.frame_variables import may_keep_variables, variables_of
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 
 _EVALUATES = frozenset(
     {"val", "vali", "valid", "validate", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
 )
 _TRAINS = frozenset({"train", "training", "trn", "fit", "unlabeled", "unlabelled", "labeled", "labelled"})
-_KEEPS_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec"})
-"""What a function calls that may hold its own variables as a dictionary: before Python 3.13 there is one for all."""
-
 _MOST_VALUES = 512
 _DEPTH = 2
 _MOST_NOTED = 8
@@ -79,12 +77,8 @@ class EvaluationLoaders:
         return isinstance(loader.sampler, SequentialSampler) and isinstance(training.sampler, RandomSampler)
 
     def _note_variables_of(self, frame: FrameType) -> None:
-        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            self._note_all(frame.f_locals)  # a module's
-        elif _KEEPS_VARIABLES.isdisjoint(frame.f_code.co_names):
-            self._note_all(frame.f_locals)
-            if sys.version_info < (3, 13):
-                frame.f_locals.clear()  # the frame's own copy, which would keep the function's variables alive
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED or not may_keep_variables(frame):
+            self._note_all(variables_of(frame))
 
     def _note_all(self, variables: Mapping[str, Any]) -> None:
         for name, loader in _find(dict(variables), _DEPTH):

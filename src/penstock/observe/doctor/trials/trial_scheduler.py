@@ -130,7 +130,9 @@ class TrialScheduler:
     @property
     def step_lines(self) -> tuple[HotLine, ...]:
         """The lines in which the examined loop's steps spend their time."""
-        return self._session.step_lines.lines_of_program() if self._session is not None and self.has_step else ()
+        if self._session is None or not self.has_step:
+            return ()
+        return self._session.step_lines.lines_of_program(reached_by_loader(self._session.loader))
 
     @property
     def step_statements(self) -> tuple[CallStatement, ...]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import dis
 import functools
 import itertools
 import logging
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import (
     BuiltinMethodType,
-    CodeType,
     FrameType,
     FunctionType,
     GeneratorType,
@@ -37,7 +35,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import extent, statements_at
+from penstock.observe.doctor.probes.steps.assigned_names import names_of
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 
 _CALL = re.compile(r"^[A-Za-z_][\w.]*(\[[^\]]*\])?[\w.]*\(")
@@ -92,9 +92,29 @@ class Reached:
     trains: bool = False
     """Whether there is an optimizer, a schedule or a loader among them."""
 
+    read: set[str] = field(default_factory=set)
+    """The names that their functions read."""
+
+    assigned: set[str] = field(default_factory=set)
+    """The names that their functions give other values, of variables and of attributes."""
+
+    memory: list[tuple[int, int]] = field(default_factory=list)
+    """Where the numbers of their tensors and arrays begin and end."""
+
+    def note_code(self, one: Any) -> None:
+        """Note what a function or method of the program's assigns."""
+        function = one.__func__ if isinstance(one, classmethod) else one
+        if isinstance(function, FunctionType) and is_users(function.__code__.co_filename):
+            names = names_of(function.__code__, has_object=function is one)
+            self.read |= names.read
+            self.assigned |= names.assigned
+            self.is_unknown |= names.is_unknown
+
     def is_apart_from(self, other: Reached) -> bool:
         """Return whether what changes these objects changes nothing of `other`, and no optimizer."""
-        return not (self.is_unknown or other.is_unknown or self.trains or self.ids & other.ids)
+        if self.is_unknown or other.is_unknown or self.trains or self.ids & other.ids or self.assigned & other.read:
+            return False
+        return not any(start < end and begin < stop for start, stop in self.memory for begin, end in other.memory)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -125,9 +145,10 @@ def reached_by(frame: FrameType, number: int) -> Reached:
     if statement is None:
         return Reached(is_unknown=True)
     names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    held = {**frame.f_globals, **frame.f_locals}
+    members = {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
+    held = {**frame.f_globals, **variables_of(frame)}
     try:
-        return reach(held[name] for name in names if name in held)
+        return reach(one for name in names if name in held for one in _members(held[name], members))
     except Exception:  # of objects that cannot be asked for what they hold; the program goes on
         return Reached(is_unknown=True)
 
@@ -147,6 +168,10 @@ def reach(roots: Iterable[Any]) -> Reached:
             return reached
         if not issubclass(kind, _CODE):
             reached.ids.add(id(one))
+        else:
+            reached.note_code(one)
+        if issubclass(kind, torch.Tensor | np.ndarray):
+            reached.memory.append(_memory(one))
         if issubclass(kind, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler | DataLoader):
             reached.trains = True
         elif not issubclass(kind, torch.Tensor | torch.nn.Module | np.ndarray):
@@ -203,24 +228,39 @@ def _elements(one: Any, kind: type) -> Iterator[Any]:
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     """Yield what a function of the program's holds, and the variables of its module that it names."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # empty still
-            continue
     yield from function.__defaults__ or ()
-    if is_users(function.__code__.co_filename):
-        for name in _names(function.__code__):
-            if name in function.__globals__:
-                yield function.__globals__[name]
+    is_own = is_users(function.__code__.co_filename)
+    names = names_of(function.__code__).read if is_own else frozenset[str]()
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # empty still
+            yield from _members(cell.cell_contents, names)
+    for name in names & function.__globals__.keys():
+        yield from _members(function.__globals__[name], names)
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the variables of its module that a function names."""
-    yield from (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _names(one)
+def _members(value: Any, names: Container[str], depth: int = 3) -> Iterator[Any]:
+    """Yield a value; of a module of the program's, those of its variables that are named."""
+    if not isinstance(value, ModuleType):
+        yield value
+    elif depth and is_users(getattr(value, "__file__", None)):
+        for name, member in list(vars(value).items()):
+            if name in names:
+                yield from _members(member, names, depth - 1)
+
+
+def _memory(one: torch.Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Return where the numbers of a tensor or array begin and end; nothing where they have no place."""
+    if isinstance(one, np.ndarray):
+        if not one.size:
+            return 0, 0
+        steps = [(size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True)]
+        start = one.__array_interface__["data"][0]
+        return start + sum(min(0, step) for step in steps), start + sum(max(0, step) for step in steps) + one.itemsize
+    try:
+        storage = one.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    except Exception:  # a sparse one, one of torch.func
+        return 0, 0
 
 
 def is_users(file: str | None) -> bool:

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from penstock.observe.doctor.probes.frame_variables import variables_of
+
 _Line = tuple[str, int]
 
 _PLAIN = (int, float, str, bytes, torch.dtype, torch.device, FunctionType, ModuleType, type, type(None))
@@ -67,7 +69,7 @@ class ConstantLines:
             return
         self._seconds[-1][line] = self._seconds[-1].get(line, 0.0) + seconds
         self._codes.setdefault(frame.f_code, set()).add(line)
-        if not all(map(self._is_plain, frame.f_locals.values())):
+        if not all(map(self._is_plain, variables_of(frame).values())):
             self._takes_more.add(frame.f_code)
         if any(map(self._is_dependent, tree_leaves(operands))) or any(map(self._is_dependent, tree_leaves(made))):
             self._changing.add(line)

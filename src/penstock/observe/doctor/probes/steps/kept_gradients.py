@@ -25,11 +25,11 @@ class _Watched:
     left: bytes | None = None
     """Its gradients when the step before ended; None once others were added to them."""
 
-    values: bytes = b""
-    """What it was when the step before ended."""
+    used: bytes | None = None
+    """Its gradients when an optimizer began to update it in this step; None if none did."""
 
     is_kept: bool = False
-    """Whether nothing has cleared or replaced its gradients since then."""
+    """Whether nothing has cleared or replaced its gradients since the step before."""
 
     line: _Line | None = None
     """What has computed gradients for it in this step."""
@@ -39,8 +39,9 @@ class KeptGradients:
     """Watches the gradients of some parameters in the observed steps.
 
     A step counts if its first gradients were added to exactly those that the step before had left, if no gradients were
-    cleared in it, and if the parameter has changed. A parameter that is perturbed and restored between two backward
-    passes, gradients that are accumulated over batches, and those of a model that others are trained through, do not.
+    cleared in it, and if it leaves exactly those with which an optimizer has updated the parameter. Gradients that are
+    accumulated over batches, those of a model that others are trained through or that is an average of another, and
+    those that are scaled down instead of cleared, do not.
     """
 
     def __init__(self) -> None:
@@ -65,16 +66,22 @@ class KeptGradients:
                 known = self._known.setdefault(id(weight), _Watched())
                 known.line = known.line or line
 
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note with which gradients an optimizer is about to update parameters."""
+        for weight in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
+            if id(weight) in self._known:
+                self._known[id(weight)].used = numbers_of(weight.grad)
+
     def end_step(self, step: int, weights: Iterable[torch.Tensor]) -> None:
         """Note which parameters were updated with gradients of other steps, too."""
         for weight in itertools.islice(weights, _WATCHED):
             known = self._known.get(id(weight))
             if known is None:
                 continue
-            values, is_kept = numbers_of(weight), known.is_kept and _has_gradient(weight)
-            if is_kept and known.line is not None and values != known.values:
+            left = numbers_of(weight.grad)
+            if known.is_kept and known.line is not None and known.used == left and _has_gradient(weight):
                 self._found.setdefault(known.line, set()).add(step)
-            self._known[id(weight)] = _Watched(left=numbers_of(weight.grad), values=values, is_kept=True)
+            self._known[id(weight)] = _Watched(left=left, is_kept=True)
 
     def lines(self, steps: int) -> tuple[StepCall, ...]:
         """Return the lines that add to such gradients in all steps but the first, of which there were `steps`."""

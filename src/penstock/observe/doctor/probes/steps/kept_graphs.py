@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from penstock.observe.doctor.probes.frame_variables import variables_of
+
 _NAME = "penstock.step"
 _LEAST_STEPS = 3
 """An earlier loss may be kept for one step, by another variable."""
@@ -64,7 +66,7 @@ def _find_holder(mark: _Mark | None, frames: Iterable[FrameType]) -> str | None:
     """Return the name of what holds the graph with this mark."""
     seen_globals: set[int] = set()
     for frame in frames:
-        scopes = [frame.f_locals]
+        scopes = [variables_of(frame)]
         if id(frame.f_globals) not in seen_globals:
             seen_globals.add(id(frame.f_globals))
             scopes.append(frame.f_globals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -101,12 +102,16 @@ class LayerUse:
                 self._in_pass[line, id(weight), self._passes] += 1
 
     def end_step(self) -> None:
-        """Note which parameters have gradients at the end of a step."""
+        """Note which parameters have gradients at the end of a step, and which optimizers there are."""
         self._note_gradients()
         self._passes += 1
+        if not self._weights.keys() <= self._optimized:
+            for one in gc.get_objects():  # an optimizer may wait for many batches, or for another epoch
+                if issubclass(type(one), torch.optim.Optimizer):
+                    self.note_optimizer(one)
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the parameters that an optimizer is about to update."""
+        """Note the parameters that an optimizer has."""
         self._optimized.update(id(weight) for group in optimizer.param_groups for weight in group["params"])
 
     def _note_gradients(self) -> None:

@@ -26,13 +26,15 @@ from torch.utils.hooks import RemovableHandle
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.contents.seen_labels import labels_of
 from penstock.observe.doctor.probes.batch_values import all_finite
+from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.kept_gradients import KeptGradients
 from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
+from penstock.observe.doctor.probes.steps.layer_modes import LayerModes
 from penstock.observe.doctor.probes.steps.layer_use import ACCUMULATE, LayerUse
+from penstock.observe.doctor.probes.steps.loss_inputs import LossInputs
 from penstock.observe.doctor.probes.steps.pair_differences import DistancesOfPairs
-from penstock.observe.doctor.probes.steps.training_checks import TrainingChecks
 from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
 from penstock.observe.doctor.step_results import StepCall, StepCalls, WholeImages
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -87,7 +89,8 @@ class StepCallRecorder:
         self._lines = TrainingLines()
         self.constant_lines = ConstantLines()
         self._layers = LayerUse()
-        self._checks = TrainingChecks()
+        self._modes = LayerModes()
+        self._losses = LossInputs()
         self._kept = KeptGradients()
         self._pairs = DistancesOfPairs()
         self._calls: Counter[tuple[str, int]] = Counter()
@@ -107,7 +110,7 @@ class StepCallRecorder:
             labels = labels_of(batch)
             self._labels = set() if labels is None else {labels.data_ptr()}
         self._layers.begin_step()
-        self._checks.begin_step()
+        self._losses.begin_step()
         with contextlib.suppress(Exception):  # of objects that cannot be asked for their class
             self._lines.begin_step(batch)
             self.constant_lines.begin_step(batch)
@@ -128,15 +131,17 @@ class StepCallRecorder:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             if self._hook is not None:
                 self._hook.remove()
-            self._lines.end_step()
-            self._layers.end_step()
             self._pairs.end_step()
+            self._losses.end_step()
             with contextlib.suppress(Exception):
+                self._lines.end_step()
+                self._layers.end_step()
                 self._kept.end_step(self._steps, self._layers.weights)
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         with contextlib.suppress(Exception):
             self._layers.note_optimizer(optimizer)
+            self._kept.note_optimizer(optimizer)
 
     def result(self) -> StepCalls:
         """Return the calls that every recorded step made."""
@@ -148,6 +153,7 @@ class StepCallRecorder:
             computes_in_double=self._layers.computes_in_double,
             double_parameters=self._layers.double_parameters,
             parameters=self._layers.parameters,
+            weight_rows=frozenset(one.shape[0] for one in self._layers.weights if one.ndim),
             untrained_parameters=self._layers.untrained(),
             left_out=self._layers.left_out(),
             repeated_layers=self._layers.repeated(),
@@ -155,10 +161,11 @@ class StepCallRecorder:
             backward_again=self._layers.backward_again(),
             dense_embeddings=self._layers.dense_embeddings(),
             pair_differences=self._pairs.result(),
-            evaluates=self._checks.evaluates(),
+            evaluates=self._modes.evaluates(),
+            evaluates_whole=self._modes.evaluates_whole(),
             kept_gradients=self._kept.lines(self._steps),
-            probabilities=self._checks.probabilities(),
-            broadcast_losses=self._checks.broadcast(),
+            probabilities=self._losses.probabilities(),
+            broadcast_losses=self._losses.broadcast(),
             whole_images=self._images_of_every_step(),
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
@@ -166,6 +173,7 @@ class StepCallRecorder:
             graphs_held_by=self._graphs.holder,
             training_lines=self._lines.texts(),
             keeping_lines=self._lines.keeping(),
+            averaging_lines=self._lines.averaging(),
             updates=self._lines.updates,
             takes_values=self._lines.takes_values,
             observed_lines=self._lines.observed() if self._lines.has_values_of_python else None,
@@ -209,6 +217,10 @@ class StepCallRecorder:
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
 
+    def note_backward(self, losses: list[Any]) -> None:
+        """Note of what gradients are computed."""
+        self._losses.note_backward(losses)
+
     def note_gradients(self, *, are_computed: bool) -> None:
         """Note the gradients that parameters have, before and after others are computed."""
         if not are_computed:
@@ -232,7 +244,8 @@ class StepCallRecorder:
             self._lines.note_optimizer(optimizer)
         if not is_optimizing:
             self._layers.note(func, args, kwargs, made, line, seconds)
-            self._checks.note(func, args, kwargs, made, line, self._labels)
+            self._modes.note(func, args, kwargs, made)
+            self._losses.note(func, args, kwargs, made, line, self._labels)
             self._pairs.note(func, args, made, line)
         if frame is None or line is None:
             return
@@ -300,6 +313,8 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
         if func is torch.Tensor.backward:
             self._recorder.note_loss(args[0])
+        if func in (*ACCUMULATE, torch.autograd.grad):
+            self._recorder.note_backward(tree_leaves((args[:1], kwargs.get("tensors"), kwargs.get("outputs"))))
         if func in ACCUMULATE:
             self._recorder.note_gradients(are_computed=False)
 
@@ -383,7 +398,7 @@ def _optimizer(frame: FrameType) -> torch.optim.Optimizer | None:
     """Return the optimizer that is at work, called by a function of the user's or itself one."""
     inner: FrameType | None = sys._getframe(1)
     while inner is not None:
-        one = inner.f_locals.get("self")
+        one = variables_of(inner).get("self")
         if isinstance(one, torch.optim.Optimizer):
             return one
         if inner is frame:

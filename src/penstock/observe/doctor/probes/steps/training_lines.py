@@ -37,6 +37,7 @@ class _Outside(NamedTuple):
     tensor: weakref.ref[torch.Tensor]
     memory: int
     requires_grad: bool
+    is_parameter: bool
 
 
 class _Made(NamedTuple):
@@ -76,6 +77,10 @@ class TrainingLines:
         self._contributing_memory: set[int] = set()
         self._changed_memory: dict[int, set[_Line]] = {}
         """The lines that change what no operation of their step has made, by where it is in memory."""
+        self._averages: dict[int, tuple[weakref.ref[torch.Tensor], frozenset[_Line]]] = {}
+        """Tensors that the step before has made of parameters, and the lines that did."""
+        self._averaging: set[_Line] = set()
+        """The lines that make tensors of parameters and of what they made in the step before."""
         self._depends_on_python = False
         self._numbers: dict[tuple[_Line, str, int], tuple[float, ...]] = {}
         """Those that operations got, by line, function and how many of them came before in the step."""
@@ -97,7 +102,13 @@ class TrainingLines:
 
     def end_step(self) -> None:
         """Let go of a step's tensors."""
+        averages = [
+            (weakref.ref(one.tensor), one.lines)
+            for one in self._made.values()
+            if any(other.is_parameter for other in one.outside)
+        ]
         self._made.clear()
+        self._averages = {id(made): (one, lines) for one, lines in averages if (made := one()) is not None}
         self.note_use([one.tensor for views in self._viewed.values() for one in views])
         self._viewed.clear()
         self._outside.append(list(self._contributing.values()))
@@ -120,6 +131,10 @@ class TrainingLines:
         known, outside = self._origins(operands)
         lines = frozenset(calling).union(*(one.lines for one in known))
         outside = outside.union(*(one.outside for one in known))
+        for used in outside:
+            average, made_by = self._averages.get(id(used.tensor()), (None, frozenset[_Line]()))
+            if average is not None and average() is used.tensor():
+                self._averaging |= made_by | lines
         is_from_python = func in _FROM_PYTHON or self._has_values(calling[0], func, operands)
         is_from_python |= any(one.is_from_python for one in known)
         is_gradient = getattr(func, "__self__", None) is torch.Tensor.grad  # which the backward pass made
@@ -143,6 +158,7 @@ class TrainingLines:
         for one in _tensors(changed):
             if id(one) not in self._made or self._made[id(one)].is_outside:
                 self._changed_memory.setdefault(_memory(one), set()).update(lines)
+                self._averaging |= lines if any(kept.is_parameter for kept in outside) else frozenset()
 
     def note_use(self, operands: Any, *, is_over: bool = False) -> None:
         """Note that an operation is to use these: what NumPy has changed of them was done for training.
@@ -185,7 +201,10 @@ class TrainingLines:
         tensors = _tensors(operands)
         known = [self._made[id(one)] for one in tensors if id(one) in self._made]
         others = [one for one in tensors if id(one) not in self._made]
-        return known, frozenset(_Outside(weakref.ref(one), _memory(one), one.requires_grad) for one in others)
+        return known, frozenset(
+            _Outside(weakref.ref(one), _memory(one), one.requires_grad, one.requires_grad and one.is_leaf)
+            for one in others
+        )
 
     def _contribute(self, lines: Iterable[_Line], outside: Iterable[_Outside]) -> None:
         self._training.update(lines)
@@ -225,7 +244,8 @@ class TrainingLines:
     def takes_values(self) -> bool:
         """Whether tensors that gradients depend on may be made of what Python or NumPy computes in a step."""
         gone = any(one() is None for step in self._outside[:-1] for one in step)
-        return self._depends_on_python or gone
+        kept = [{id(one) for one in step} for step in self._outside]
+        return self._depends_on_python or gone or any(one != kept[0] for one in kept)  # as of a list that grows
 
     def observed(self) -> tuple[str, ...]:
         """Return the lines in which torch computes what no value of Python's is made of."""
@@ -234,6 +254,10 @@ class TrainingLines:
     def keeping(self) -> tuple[str, ...]:
         """Return the lines that change tensors from outside of their step, and those that call them."""
         return tuple(sorted(line_text(*line) for line in set[_Line]().union(*self._changed_memory.values())))
+
+    def averaging(self) -> tuple[str, ...]:
+        """Return the lines that keep what they make of parameters, and go on with it, and those that call them."""
+        return tuple(sorted(line_text(*line) for line in self._averaging))
 
     def texts(self) -> tuple[str, ...]:
         """Return the lines that contribute, and those that call them."""

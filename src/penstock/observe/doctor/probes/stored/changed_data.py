@@ -2,16 +2,18 @@
 
 A sample is made again, between copies of what the dataset stores. Much of what changes there is legitimate: caches that
 are filled, counters, buffers that each sample overwrites, rows that are shuffled in place. So a change counts only if
-the same sample, made of the same random numbers, is another one for it, and is the first one again once the stored
-data are as they were. That is also how they are left.
+the same sample, made of the same random numbers, is another one for it by more than rounding, and is the first one
+again once the stored data are as they were, which is how they are left then; and if samples change other data each: a
+state that they all move on, as that of a simulation, is meant to move.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +29,8 @@ _MOST_NBYTES = 64 << 20
 _MOST_ROW_NBYTES = 16 << 20
 _MOST_SHORT = 16
 _ENOUGH = 3
+_ROUNDING = 100
+"""Times the precision of a number: what is normalised again, in place, changes by a few of these."""
 _LEAST_NUMBERS = 8
 """A row of fewer may be a count, or a score that belongs to the sample."""
 
@@ -45,21 +49,31 @@ def find_changed_data(dataset: Any, calls: Sequence[tuple[Any, Make]], until: fl
     Raises:
         Exception: from the dataset.
     """
-    found: list[tuple[str, bool]] = []
+    found: list[_Change] = []
     tried = 0
     with keep_states():
-        for index, make in calls:
+        for index, make in _of_other_indices(calls):
             if len(found) == _ENOUGH or (tried >= _ENOUGH and time.perf_counter() > until):
                 break
             tried += 1
             if (changed := _try_sample(dataset, index, make)) is not None:
                 found.append(changed)
-    names = [name for name, _ in found]
-    if len(found) < 2 or len(set(names)) > 1:
+    names = [one.name for one in found]
+    if len(found) < 2 or len(set(names)) > 1 or not _are_apart([one.places for one in found]):
         return None
     # One that was cropped or converted is no copy of what is stored; but all are made alike.
-    is_returned = any(returned for _, returned in found)
+    is_returned = any(one.is_returned for one in found)
     return ChangedData(attribute=names[0], samples=len(found), tried=tried, is_returned=is_returned)
+
+
+class _Change(NamedTuple):
+    """Data that a sample changes."""
+
+    name: str
+    is_returned: bool
+    """Whether the sample consists of them."""
+    places: Array
+    """Where they are in memory."""
 
 
 class _Stored:
@@ -74,36 +88,40 @@ class _Stored:
         both = zip(self._places, self._copies, strict=True)
         return [(name, copy, array) for (name, array), copy in both if not _is_same(copy, array)]
 
-    def restore(self) -> None:
-        """Write back what changed."""
-        for _, copy, array in self.changes():
-            is_other = _differs(copy, array)
-            array[is_other] = copy[is_other]
 
+def _try_sample(dataset: Any, index: Any, make: Make) -> _Change | None:
+    """Return which data a sample changes that it is made of; these are put back, all others are left as it leaves them.
 
-def _try_sample(dataset: Any, index: Any, make: Make) -> tuple[str, bool] | None:
-    """Return which data a sample changes that it is made of, and whether it returns them."""
+    What is changed otherwise may belong to something that is no array, as the rows of a cache to the names in it.
+    """
     stored = _Stored(dataset, index)
+    states = get_states()
+    first = _copied(made := make())
+    changes = [one for one in stored.changes() if _piles_up(*one[1:])]
+    if len(changes) != 1:
+        return None
+    name, before, data = changes[0]
+    is_returned = _consists_of(made, before, data)
+    make()  # with other random numbers
+    set_states(states)
+    again = _copied(make())
+    if batches_equal(first, again) or not _piles_up(before, data):
+        return None
+    places, after = _places(before, data), data.copy()
+    data[...] = before
     try:
-        states = get_states()
-        first = _copied(made := make())
-        changes = [one for one in stored.changes() if _piles_up(*one[1:])]
-        if len(changes) != 1:
-            return None
-        name, before, data = changes[0]
-        is_returned = _consists_of(made, before, data)
-        make()  # with other random numbers
         set_states(states)
-        again = _copied(make())
-        if batches_equal(first, again) or not _piles_up(before, data):
-            return None
-        stored.restore()
-        set_states(states)
-        if not batches_equal(first, make()):
-            return None  # it depends on something else, too
-        return name, is_returned
-    finally:
-        stored.restore()
+        is_first = batches_equal(first, make())
+    except BaseException:
+        data[...] = after
+        raise
+    data[...] = before if is_first else after  # it depends on something else, too
+    return _Change(name, is_returned, places) if is_first else None
+
+
+def _of_other_indices(calls: Sequence[tuple[Any, Make]]) -> list[tuple[Any, Make]]:
+    """Return one call for each index, where a sampler draws some again."""
+    return list({repr(index): (index, make) for index, make in calls}.values())
 
 
 def _arrays(dataset: Any, index: Any) -> Iterator[tuple[str, Array]]:
@@ -156,12 +174,29 @@ def _as_array(value: Any) -> Array | None:
 
 
 def _piles_up(before: Array, data: Array) -> bool:
-    """Return whether enough numbers changed, and not only their order."""
+    """Return whether enough numbers changed by more than rounding, and not only their order."""
     is_other = _differs(before, data)
-    changed = int(is_other.sum())
-    if changed < _LEAST_NUMBERS:
+    if data.dtype.kind in "fc" and is_other.any():
+        with np.errstate(invalid="ignore", over="ignore"):
+            rounding = (
+                _ROUNDING * np.finfo(data.dtype).eps * np.abs(before[is_other & np.isfinite(before)]).max(initial=0)
+            )
+            is_other &= ~(np.abs(data - before) <= rounding)
+    if int(is_other.sum()) < _LEAST_NUMBERS:
         return False
     return not np.array_equal(np.sort(before[is_other]), np.sort(data[is_other]))
+
+
+def _places(before: Array, data: Array) -> Array:
+    """Return where in memory the numbers are that changed."""
+    indices = np.nonzero(_differs(before, data))
+    offsets = sum(index * stride for index, stride in zip(indices, data.strides, strict=True))
+    return np.asarray(data.__array_interface__["data"][0] + offsets)
+
+
+def _are_apart(places: Sequence[Array]) -> bool:
+    """Return whether each sample changes numbers of its own."""
+    return not any(np.intersect1d(*both).size for both in itertools.combinations(places, 2))
 
 
 def _consists_of(sample: Any, before: Array, data: Array) -> bool:
