@@ -290,7 +290,7 @@ def _labels(training: Any, evaluation: Any) -> LabelNumbers | None:
     return compare_label_numbers(DataLoader(training), [Evaluation(name="val_loader", loader=DataLoader(evaluation))])
 
 
-_CLASSIFIES = StepCalls(steps=3, weight_rows=frozenset({4, 8, 128}))
+_CLASSIFIES = StepCalls(steps=3, weight_rows=(4, 8, 128))
 
 
 def test_classes_with_other_numbers_in_an_evaluation_are_named() -> None:
@@ -298,7 +298,7 @@ def test_classes_with_other_numbers_in_an_evaluation_are_named() -> None:
     finding = _finding("labels-differ", label_numbers=found, step_calls=_CLASSIFIES)
     assert finding is not None
     assert not finding.is_uncertain
-    for calls in (None, StepCalls(steps=3, weight_rows=frozenset({128}))):  # of prototypes numbers are only compared
+    for calls in (None, StepCalls(steps=3, weight_rows=(128,))):  # of prototypes numbers are only compared
         finding = _finding("labels-differ", label_numbers=found, step_calls=calls)
         assert finding is not None
         assert finding.is_uncertain

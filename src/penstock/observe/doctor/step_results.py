@@ -78,7 +78,7 @@ class StepCalls:
     left_out: tuple[str, ...] = ()
     """Shapes of parameters that get gradients and do not change, and that no optimizer has."""
 
-    weight_rows: frozenset[int] = frozenset()
+    weight_rows: tuple[int, ...] = ()
     """The first sizes of the parameters that layers multiplied by, or looked up: one row for each class or token."""
 
     untrained_parameters: int = 0

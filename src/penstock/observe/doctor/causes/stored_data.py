@@ -47,7 +47,7 @@ def changed_in_place(measured: Measurements) -> Finding | None:
 def labels_differ(measured: Measurements) -> Finding | None:
     """An evaluation numbers the same classes differently."""
     found = required(measured.label_numbers)
-    rows = measured.step_calls.weight_rows if measured.step_calls is not None else frozenset()
+    rows = measured.step_calls.weight_rows if measured.step_calls is not None else ()
     # Where a model has nothing for each number, as one of prototypes, numbers are only compared with each other.
     are_bound = any(found.trained <= number <= found.trained + _SPECIAL for number in rows)
     examples = ", ".join(f"{name!r} is {one} and {other}" for name, one, other in found.examples)

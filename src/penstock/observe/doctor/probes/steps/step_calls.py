@@ -153,7 +153,7 @@ class StepCallRecorder:
             computes_in_double=self._layers.computes_in_double,
             double_parameters=self._layers.double_parameters,
             parameters=self._layers.parameters,
-            weight_rows=frozenset(one.shape[0] for one in self._layers.weights if one.ndim),
+            weight_rows=tuple(sorted({one.shape[0] for one in self._layers.weights if one.ndim})),
             untrained_parameters=self._layers.untrained(),
             left_out=self._layers.left_out(),
             repeated_layers=self._layers.repeated(),
