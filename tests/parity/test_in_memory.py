@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sample_sets import Numbered
 from test_against_torch import compare, same
 from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler, Subset, TensorDataset, random_split
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -194,3 +195,17 @@ def test_with_another_default_device_torch_makes_the_batches() -> None:
         assert gather_of(PAIR) is None
         assert fast_map() == default_collate_fn_map
     assert gather_of(PAIR) is not None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("part", [TensorDataset(torch.arange(2)), Numbered(2, (1,))], ids=["in memory", "a program's"])
+def test_datasets_that_were_added_one_by_one_are_as_deep_as_torch_can_read_them(part, num_workers: int) -> None:
+    dataset = part
+    for _ in range(700):
+        dataset = dataset + part
+    theirs, own = (
+        TorchDataLoader(dataset, 64, num_workers=num_workers),
+        DataLoader(dataset, 64, num_workers=num_workers),
+    )
+    for expected, batch in zip(theirs, own, strict=True):
+        assert all(map(torch.equal, expected, batch))

@@ -25,6 +25,9 @@ from penstock.loader.collate import PLAIN_ARRAYS, collates_as_torch, fast_map, i
 
 _ORIGINAL = {kind: kind.__getitem__ for kind in (TensorDataset, Subset, ConcatDataset)}
 
+_DEEPEST = 16
+"""How deep datasets may be nested: `dataset + other` in a loop nests a thousand, of which a gather gains nothing."""
+
 
 class CannotGatherError(Exception):
     """These indices, or this dataset as it is now, must be fetched sample by sample."""
@@ -209,16 +212,18 @@ class _Concat:
         return is_same and all(child.is_current() for child in self._children)
 
 
-def _rows_of(dataset: Any) -> _Rows | None:
+def _rows_of(dataset: Any, deepest: int = _DEEPEST) -> _Rows | None:
     """Return the dataset as rows, if it is of one of the types and its batches are proven to be torch's."""
     kind = type(dataset)
+    if not deepest:
+        return None
     if kind in _ORIGINAL and (kind.__getitem__ is not _ORIGINAL[kind] or "__getitems__" in vars(dataset)):
         return None
     if kind is Subset:
-        child = _rows_of(dataset.dataset)
+        child = _rows_of(dataset.dataset, deepest - 1)
         return _Subset(dataset, child) if child is not None else None
     if kind is ConcatDataset:
-        return _concatenated(dataset)
+        return _concatenated(dataset, deepest - 1)
     rows = _leaf_of(dataset)
     return rows if rows is not None and _is_proven(rows, dataset) else None
 
@@ -235,8 +240,8 @@ def _leaf_of(dataset: Any) -> _Rows | None:
     return None
 
 
-def _concatenated(dataset: ConcatDataset[Any]) -> _Rows | None:
-    children = [_rows_of(part) for part in dataset.datasets]
+def _concatenated(dataset: ConcatDataset[Any], deepest: int) -> _Rows | None:
+    children = [_rows_of(part, deepest) for part in dataset.datasets]
     found = [child for child in children if child is not None]
     if len(found) < len(children) or any(
         (child.kind, child.layout()) != (found[0].kind, found[0].layout()) for child in found

@@ -70,25 +70,39 @@ def _is_pure_collate(collate_fn: Any) -> bool:
 
 
 def _impure_part(dataset: Any) -> Any:
-    """Return the part of a dataset of which nothing is known; None if all of it is pure."""
-    parts: Collection[Any]
+    """Return the part of a dataset of which nothing is known; None if all of it is pure.
+
+    Without recursion: `dataset + other` in a loop nests a thousand of them.
+    """
+    left, seen = [dataset], set()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        parts = _parts_of(one)
+        if parts is None:
+            return one
+        left += parts
+    return None
+
+
+def _parts_of(dataset: Any) -> Collection[Any] | None:
+    """Return what a dataset takes its samples from; None if nothing is known of it."""
     if type(dataset) is TensorDataset:
-        parts = [*dataset.tensors]
-    elif type(dataset) is Subset:
-        parts = [dataset.dataset, dataset.indices]
-    elif type(dataset) is ConcatDataset:
-        parts = dataset.datasets
-    elif type(dataset) is StackDataset:
-        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-    elif type(dataset) in (sources.Mapped, sources.Subset, sources.Cached, Mixture):
-        parts = dataset.parts
-    elif type(dataset) is CachedDataset:
-        parts = [dataset.dataset]
-    elif type(dataset).__module__.startswith("penstock.data."):
-        parts = []
-    else:
-        return None if type(dataset) is range or _is_plain(dataset) else dataset
-    return next((impure for part in parts if (impure := _impure_part(part)) is not None), None)
+        return [*dataset.tensors]
+    if type(dataset) is Subset:
+        return [dataset.dataset, dataset.indices]
+    if type(dataset) is ConcatDataset:
+        return dataset.datasets
+    if type(dataset) is StackDataset:
+        return dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+    if type(dataset) in (sources.Mapped, sources.Subset, sources.Cached, Mixture):
+        return [*dataset.parts]
+    if type(dataset) is CachedDataset:
+        return [dataset.dataset]
+    is_plain = type(dataset) is range or type(dataset).__module__.startswith("penstock.data.") or _is_plain(dataset)
+    return [] if is_plain else None
 
 
 def _is_plain(data: Any) -> bool:
