@@ -126,6 +126,9 @@ class SampleCosts:
     sampler_s: float = 0.0
     """Processor time to draw the indices of one batch, which the training process does; without an epoch's first."""
 
+    sampler_start_s: float = 0.0
+    """Processor time to begin an epoch of the sampler and draw its first index, or the indices of its first batch."""
+
     collate_s: float = 0.0
     """Seconds to collate one batch."""
 
@@ -137,6 +140,9 @@ class SampleCosts:
 
     values_per_sample: int = 0
     """Numbers in the tensors and arrays of one sample."""
+
+    nested: int = 0
+    """How many of torch's ConcatDataset and Subset lie inside each other."""
 
     numbers_per_sample: int = 0
     """Plain Python numbers in one sample."""

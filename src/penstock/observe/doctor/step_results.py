@@ -81,6 +81,9 @@ class StepCalls:
     weight_rows: tuple[int, ...] = ()
     """The first sizes of the parameters that layers multiplied by, or looked up: one row for each class or token."""
 
+    optimized: tuple[int, int] = (0, 0)
+    """How many tensors the largest optimizer has, and how many numbers they have together."""
+
     untrained_parameters: int = 0
     """Those of them that got gradients and did not change, while others did."""
 
@@ -95,6 +98,9 @@ class StepCalls:
 
     dense_embeddings: tuple[StepCall, ...] = ()
     """Lookups in embeddings that are most of the parameters, and of which each step uses few rows: `per_step`."""
+
+    denormals: tuple[StepCall, ...] = ()
+    """Lines that make tensors of denormal numbers in every step: `per_step` is their fraction."""
 
     pair_differences: tuple[PairDifferences, ...] = ()
     """Distances that are made of all differences."""

@@ -203,11 +203,11 @@ class Thresholds:
         "of a sample's or batch's time",
         "what no pattern explains is named only where it is most of the cost",
     )
+    costly_number_s: float = _threshold(
+        1e-5, "s per number", "Python takes a tenth of this for a number; a line that takes more does other work"
+    )
     costly_sample_s: float = _threshold(
         1e-4, "s per sample", "cheaper samples cost what Python takes for any call, in whichever line that is"
-    )
-    free_cores_gain: float = _threshold(
-        1.5, "times as fast", "two more workers that gain this on idle cores are a smaller change than another dataset"
     )
     reread_factor: float = _threshold(
         8.0, "bytes read per byte kept", "compressed or padded formats read less, and images shrink by less"
@@ -223,6 +223,12 @@ class Thresholds:
         0.2,
         "of the step's time",
         "what need not be done in every step is worth a change sooner than what has to be done",
+    )
+    denormal_fraction: float = _threshold(0.1, "of a tensor's numbers", "a softmax has a few of them now and then")
+    many_parameters: int = _threshold(200, "tensors", "a large model of layers may have as many, of more numbers each")
+    small_parameter: int = _threshold(4096, "numbers", "an optimizer takes longer for them than for the tensor itself")
+    nested_datasets: int = _threshold(
+        16, "datasets", "sets that are joined by hand are fewer; what takes a loop to join belongs side by side"
     )
     untrained_line_fraction: float = _threshold(
         0.3,

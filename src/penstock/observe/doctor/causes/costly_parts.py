@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.observe.doctor.causes import sample_lines, samples, worker_count
 from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
@@ -18,7 +20,6 @@ from penstock.observe.doctor.causes.evidence import (
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine, Hotspot, SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import MORE_WORKERS
 from penstock.observe.record.finding import Finding
 
 _BETTER_KNOWN: tuple[Cause, ...] = (
@@ -32,7 +33,6 @@ _BETTER_KNOWN: tuple[Cause, ...] = (
     samples.cold_reads,
     worker_count.one_lock,
     worker_count.workers_do_not_scale,
-    worker_count.no_workers,
     worker_count.waiting_samples,
 )
 """Causes that say what a costly line is, or why it is none."""
@@ -41,6 +41,28 @@ _BETTER_KNOWN: tuple[Cause, ...] = (
 @cause("costly-line", "samples")
 def costly_line(measured: Measurements) -> Finding | None:
     """A few lines of the dataset, or one function of the program's own, take most of a sample's time."""
+    return _costly_line(measured)
+
+
+@cause("costly-line", "samples")
+def line_beyond_its_result(measured: Measurements) -> Finding | None:
+    """One line takes far longer than what it handles and gives would need: workers only share that out."""
+    made = required(measured.samples)
+    numbers = max(1, made.values_per_sample, *(line.values for line in made.lines[:1]))
+    if not made.lines or made.lines[0].fraction * made.median_s < THRESHOLDS.costly_number_s * numbers:
+        return None
+    parts = loading_parts_s(measured)
+    if max(OF_SAMPLES, key=lambda part: parts.get(part, 0.0)) not in ("dataset", "transform"):
+        return None
+    found = _costly_line(measured)
+    if found is None or made.lines[0].fraction < THRESHOLDS.costly_line_fraction:
+        return None
+    spent_s = made.lines[0].fraction * made.median_s
+    per_number = f"{spent_s * 1e3:.1f} ms of each sample, which has {made.values_per_sample} numbers"
+    return replace(found, evidence=f"{found.evidence}; {per_number}")
+
+
+def _costly_line(measured: Measurements) -> Finding | None:
     made, parts = required(measured.samples), loading_parts_s(measured)
     lines, spot = made.lines, next(_own_functions(made), None)
     if not lines or made.median_s < THRESHOLDS.costly_sample_s:
@@ -53,7 +75,7 @@ def costly_line(measured: Measurements) -> Finding | None:
     if of_samples_s < THRESHOLDS.costly_line_fraction * sum(parts.values()) or not loading_matters(measured):
         return None
     known = [ask(one, measured) for one in _BETTER_KNOWN]
-    if _has_free_cores(measured) or any(finding is not None and not finding.is_uncertain for finding in known):
+    if any(finding is not None and not finding.is_uncertain for finding in known):
         return None
     part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
     what, place = ("One line takes", describe_line(lines[0])) if is_one else ("A few lines take", "these lines")
@@ -80,16 +102,6 @@ def _own_functions(made: SampleCosts) -> Iterator[Hotspot]:
     return (spot for spot in made.hotspots if not spot.caller and ".py:" in spot.where)
 
 
-def _has_free_cores(measured: Measurements) -> bool:
-    """Return whether the simpler change is to use cores that no worker uses yet."""
-    gain = measured.gain_of(MORE_WORKERS)
-    return (
-        measured.settings.num_workers < measured.machine.usable_cores
-        and gain is not None
-        and gain.pays(THRESHOLDS.free_cores_gain)
-    )
-
-
 @cause("costly-sampler", "samples")
 def costly_sampler(measured: Measurements) -> Finding | None:
     """The sampler takes most of the time to make a batch."""
@@ -111,6 +123,25 @@ def costly_sampler(measured: Measurements) -> Finding | None:
 def _longest_called(measured: Measurements) -> str:
     lines = measured.called_lines[:1]
     return "".join(f"; outside of the dataset, most time passes in {describe_line(line)}" for line in lines)
+
+
+@cause("costly-sampler-start", "samples", "as_is")
+def costly_sampler_start(measured: Measurements) -> Finding | None:
+    """The sampler works before it gives the first index, as one that makes all samples to sort them by length."""
+    start_s, own = required(measured.samples).sampler_start_s, measured.settings
+    epoch_s = start_s + (own.length or math.inf) * (required(measured.as_is).batch_s or math.inf)
+    if start_s < THRESHOLDS.startup_fraction * epoch_s:
+        return None
+    return Finding(
+        name="costly-sampler-start",
+        cause="The sampler works for a good part of every epoch before it gives the first index, and the loop waits.",
+        evidence=f"its start takes {start_s * 1e3:.0f} ms, an epoch of {own.length} batches {epoch_s * 1e3:.0f} ms",
+        remedy=(
+            "compute what it needs of the dataset once, in its __init__ (lengths, weights, groups; kept in a file if "
+            "it takes long), and only shuffle in __iter__"
+        ),
+        gain=epoch_s / (epoch_s - start_s),
+    )
 
 
 @cause("costly-collate", "samples")

@@ -3,11 +3,56 @@
 from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.evidence import describe_line, step_is_most
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
 
 _SHOWN_CALLS = 3
+
+
+@cause("denormal-numbers", "as_is", "step_calls")
+def denormal_numbers(measured: Measurements) -> Finding | None:
+    """A step computes with numbers below the smallest normal one, such as states that fade away.
+
+    Source: PyTorch's documentation of `torch.set_flush_denormal`.
+    """
+    places = {one.line: one.per_step for one in required(measured.step_calls).denormals}
+    lines = [line for line in measured.step_lines if line.line in places]
+    if not places or not step_is_most(measured):
+        return None
+    shown = lines[0].line if lines else next(iter(places))
+    return Finding(
+        name="denormal-numbers",
+        cause="The step computes with denormal numbers, almost 0, for which a processor takes tens of times as long.",
+        evidence=f"{places[shown]:.0%} of the numbers that this line makes, in each of the observed steps: {shown}",
+        remedy="torch.set_flush_denormal(True), before the loop",
+        is_uncertain=sum(line.fraction for line in lines) < THRESHOLDS.wasted_step_fraction,
+    )
+
+
+@cause("many-small-parameters", "as_is", "step_calls")
+def many_small_parameters(measured: Measurements) -> Finding | None:
+    """An optimizer updates many tensors of a few numbers each, one after another."""
+    tensors, numbers = required(measured.step_calls).optimized
+    if tensors < THRESHOLDS.many_parameters or numbers > THRESHOLDS.small_parameter * tensors:
+        return None
+    lines = [line for line in measured.step_lines if " torch.optim." in f" {line.calls}"]
+    fraction = sum(line.fraction for line in lines)
+    if fraction < THRESHOLDS.untrained_line_fraction or not step_is_most(measured):
+        return None
+    return Finding(
+        name="many-small-parameters",
+        cause="The optimizer takes a large part of every step: it updates many small tensors, one after another.",
+        evidence=(
+            f"{fraction:.0%} of the step's time: {describe_line(lines[0])}; it has {tensors} tensors of "
+            f"{numbers / tensors:.0f} numbers each on average"
+        ),
+        remedy=(
+            "keep what belongs together in one parameter (nn.Parameter(torch.randn(n, k)), nn.Embedding(n, k)); or "
+            "fused=True in the optimizer, which updates all of them in one call"
+        ),
+    )
 
 
 @cause("layer-in-a-loop", "step_calls")

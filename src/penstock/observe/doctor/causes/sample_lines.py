@@ -90,8 +90,8 @@ LINE_PATTERNS = (
         "database-for-each-sample",
         re.compile(r" sqlite3\.|psycopg|pymysql|\.connect\(|\.execute\(|\.fetch(one|all)\("),
         "Every sample asks a database, or connects to it again.",
-        "connect once in each worker, when the dataset is first used, and keep the connection; give the column that is "
-        "asked for an index",
+        "connect once in each worker, when the dataset is first used, and keep the connection; ask by a key or a "
+        "column that has an index, and not by OFFSET, which steps over all rows before",
     ),
     LinePattern(
         "opened-for-each-sample",

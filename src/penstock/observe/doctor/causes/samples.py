@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import gain_without, loading_matters, loading_parts_s
@@ -46,6 +48,28 @@ def full_size_decode(measured: Measurements) -> Finding | None:
         remedy=remedy if is_jpeg else f"store the images at {width}x{height} once (a reduced decode needs JPEG files)",
         gain=gain,
     )
+
+
+@cause("nested-datasets", "samples")
+def nested_datasets(measured: Measurements) -> Finding | None:
+    """`dataset + other` in a loop puts each sum into the next one."""
+    samples = required(measured.samples)
+    spots = [spot for spot in samples.hotspots if _NESTS.search(spot.where)]
+    fraction = sum(spot.fraction for spot in spots)
+    if samples.nested < THRESHOLDS.nested_datasets or fraction < THRESHOLDS.line_fraction:
+        return None
+    if not loading_matters(measured):
+        return None
+    return Finding(
+        name="nested-datasets",
+        cause="Datasets lie in each other, and every sample is handed through all of them.",
+        evidence=f"{samples.nested} inside each other; {spots[0].where} is {fraction:.0%} of a sample's time",
+        remedy="collect them in a list, and join them once: ConcatDataset(datasets)",
+        gain=gain_without(fraction, measured),
+    )
+
+
+_NESTS = re.compile(r"^(ConcatDataset|Subset)\.")
 
 
 @cause("slow-samples", "samples")

@@ -176,6 +176,13 @@ STEP_PATTERNS = (
         "at once: values[indices] = losses",
     ),
     StepPattern(
+        "schedules-every-step",
+        re.compile(r" torch\.optim\.lr_scheduler\.|\bscheduler\.step\("),
+        "The learning rate's schedule takes a large part of every step.",
+        "compute all its factors once, before the loop: factors = [f(step) for step in range(steps)], and "
+        "LambdaLR(optimizer, factors.__getitem__); or make its step once per epoch",
+    ),
+    StepPattern(
         "logs-every-step",
         re.compile(
             r" (logging|matplotlib|tensorboard|wandb|mlflow)\.|\bprint\(|\blog(ger|ging)?\.\w+\("

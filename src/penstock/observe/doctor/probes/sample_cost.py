@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.observe.doctor.contents.field_types import FieldTypes
@@ -116,9 +116,11 @@ class SampleProbe:
             sample_s=statistics.fmean(self._unprofiled_s or times_s),
             median_s=statistics.median(times_s),
             sampler_s=statistics.fmean(self._draws_s[1:] or [0.0]) * samples_per_batch(self._loader),
+            sampler_start_s=self._draws_s[0] if self._draws_s else 0.0,
             sleep_fraction=min(1.0, sleep_fraction),
             numbers_per_sample=_count_numbers(self.samples[0]),
             values_per_sample=sum(map(count_values, torch.utils._pytree.tree_leaves(self.samples[0]))),
+            nested=_nesting(self._loader.dataset),
             hotspots=self._profile.hotspots(),
             lines=self._lines.lines(),
             repeated_read=self._reads.result(self._lines),
@@ -292,6 +294,19 @@ def tensor_nbytes(tree: Any, dtype: str = "") -> int:
 
 def _is_slow(seconds: float, median_s: float) -> bool:
     return seconds > THRESHOLDS.slow_sample * median_s
+
+
+def _nesting(dataset: Any) -> int:
+    """Return how many of torch's ConcatDataset and Subset lie inside each other."""
+    deepest, left = 0, [(dataset, 0)]
+    while left:
+        one, depth = left.pop()
+        deepest = max(deepest, depth)
+        if type(one) is Subset:
+            left.append((one.dataset, depth + 1))
+        elif type(one) is ConcatDataset:
+            left += [(part, depth + 1) for part in one.datasets]
+    return deepest
 
 
 def _count_numbers(sample: Any) -> int:

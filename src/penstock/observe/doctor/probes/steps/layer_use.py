@@ -60,6 +60,8 @@ class LayerUse:
         """Those that were called when a parameter was used first, innermost first."""
         self._have_gradients: set[int] = set()
         self._optimized: set[int] = set()
+        self.optimized: tuple[int, int] = (0, 0)
+        """How many tensors the largest optimizer has, and how many numbers they have together."""
         self._used_whole: set[int] = set()
         self._embedded: dict[int, tuple[_Line, int]] = {}
         self._columns: dict[_Line, list[tuple[int, int]]] = {}
@@ -112,7 +114,9 @@ class LayerUse:
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the parameters that an optimizer has."""
-        self._optimized.update(id(weight) for group in optimizer.param_groups for weight in group["params"])
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self._optimized.update(map(id, weights))
+        self.optimized = max(self.optimized, (len(weights), sum(weight.numel() for weight in weights)))
 
     def _note_gradients(self) -> None:
         self._have_gradients |= {key for key, weight in self._weights.items() if weight.grad is not None}

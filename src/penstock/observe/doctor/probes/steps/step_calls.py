@@ -29,6 +29,7 @@ from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
+from penstock.observe.doctor.probes.steps.denormals import Denormals
 from penstock.observe.doctor.probes.steps.kept_gradients import KeptGradients
 from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
 from penstock.observe.doctor.probes.steps.layer_modes import LayerModes
@@ -93,6 +94,7 @@ class StepCallRecorder:
         self._losses = LossInputs()
         self._kept = KeptGradients()
         self._pairs = DistancesOfPairs()
+        self._denormals = Denormals()
         self._calls: Counter[tuple[str, int]] = Counter()
         self._debugged_by: tuple[str, ...] = ()
 
@@ -154,6 +156,7 @@ class StepCallRecorder:
             double_parameters=self._layers.double_parameters,
             parameters=self._layers.parameters,
             weight_rows=tuple(sorted({one.shape[0] for one in self._layers.weights if one.ndim})),
+            optimized=self._layers.optimized,
             untrained_parameters=self._layers.untrained(),
             left_out=self._layers.left_out(),
             repeated_layers=self._layers.repeated(),
@@ -161,6 +164,7 @@ class StepCallRecorder:
             backward_again=self._layers.backward_again(),
             dense_embeddings=self._layers.dense_embeddings(),
             pair_differences=self._pairs.result(),
+            denormals=self._denormals.result(self.steps, THRESHOLDS.denormal_fraction),
             evaluates=self._modes.evaluates(),
             evaluates_whole=self._modes.evaluates_whole(),
             kept_gradients=self._kept.lines(self._steps),
@@ -247,6 +251,7 @@ class StepCallRecorder:
             self._modes.note(func, args, kwargs, made)
             self._losses.note(func, args, kwargs, made, line, self._labels)
             self._pairs.note(func, args, made, line)
+            self._denormals.note(made, line, self._steps)
         if frame is None or line is None:
             return
         self.constant_lines.note(frame, (args, kwargs), made, seconds)
