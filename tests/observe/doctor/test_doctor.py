@@ -777,3 +777,20 @@ def test_a_time_limit_waits_until_a_finalizer_is_through(is_cycle: bool) -> None
 
     with pytest.raises(OverError), time_limit(0.1, OverError):
         collect()
+
+
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_the_first_steps_of_a_seeded_program_are_those_that_it_does_without_the_doctor(has_generator: bool) -> None:
+    def train(seen: list[torch.Tensor], most: int = 1 << 30) -> None:
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(1) if has_generator else None
+        for _, numbers in DataLoader(Numbered(4096), batch_size=8, shuffle=True, generator=generator):
+            seen.append(numbers * torch.rand(8))
+            if len(seen) == most:
+                return
+
+    alone: list[torch.Tensor] = []
+    train(alone, 4)
+    examined: list[torch.Tensor] = []
+    examine(lambda: train(examined), seconds=1.0)
+    assert all(map(torch.equal, alone, examined))

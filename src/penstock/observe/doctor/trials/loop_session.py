@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from penstock.core.random_states import keep_states
 from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.probes.line_sampler import LineSampler
@@ -83,8 +85,9 @@ class LoopSession:
         self._has_started = False
 
     def start(self) -> None:
-        """Start what has to be started before the loop's first batch."""
-        self._rotation.start_processes_first()
+        """Start what has to be started before the loop's first batch, which is the one that it gets without trials."""
+        with keep_states(), _keep_generators(self.loader):
+            self._rotation.start_processes_first()
         self._timer.restart()
 
     def next_batch(self) -> Any:
@@ -245,3 +248,15 @@ class LoopSession:
             if self.batch is None:
                 self.batch = copy_containers(batch)  # the step may take apart the one that it gets
             return batch
+
+
+@contextmanager
+def _keep_generators(loader: DataLoader[Any]) -> Iterator[None]:
+    """Restore the generators that a loader was given, at the end: trials have its sampler, too."""
+    found = [getattr(one, "generator", None) for one in (loader, loader.sampler, loader.batch_sampler)]
+    states = [(one, one.get_state()) for one in found if isinstance(one, torch.Generator)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
