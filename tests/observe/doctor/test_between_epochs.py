@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -9,7 +12,10 @@ from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
 from penstock.observe.doctor.contents.single_samples import find_single_samples
 from penstock.observe.doctor.examine import examine
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
+from penstock.observe.doctor.trials.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.saved_storages import measure_storages
+from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 
 
 class Uneven(Dataset[torch.Tensor]):
@@ -91,3 +97,28 @@ def test_single_samples_may_be_meant_so() -> None:
 
     (found,) = (one for one in diagnose(examine(train, seconds=1.5)).findings if one.name == "evaluates-single-samples")
     assert found.is_uncertain
+
+
+@pytest.mark.parametrize(("registers", "is_found"), [("each epoch", True), ("once", False), ("and removes", False)])
+def test_hooks_that_every_epoch_registers_again_are_found(registers: str, is_found: bool) -> None:
+    model = torch.nn.Linear(4, 1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=16, shuffle=True)
+    epochs = LaterEpochs(loader, seconds=60.0)
+    with contextlib.suppress(TrialsDoneError):
+        for epoch in range(3):
+            if registers != "once" or not epoch:
+                handle = model.register_forward_hook(lambda *_: None)
+            if not epoch:  # which the trials examine
+                epochs.has_others = epochs.begin()
+            else:
+                epochs.add(loader)
+            if registers == "and removes":
+                handle.remove()
+    epochs.guard.disarm()
+    assert len(epochs.hooks) == 3
+    found = Measurements(
+        name="x", machine=Machine(), settings=Settings(dataset="D"), has_step=True, module_hooks=tuple(epochs.hooks)
+    )
+    findings = [finding for finding in diagnose(found).findings if finding.name == "hooks-grow"]
+    assert bool(findings) is is_found
+    assert not any(finding.is_uncertain for finding in findings)

@@ -123,6 +123,7 @@ def examine(
         one_label=scheduler.one_label,
         **{one.name: getattr(compared, one.name) for one in fields(compared)},
         single_samples=single,
+        module_hooks=scheduler.module_hooks,
         saved_storages=scheduler.saved_storages,
         label_numbers=label_numbers,
         iterators_created=scheduler.iterators_created,

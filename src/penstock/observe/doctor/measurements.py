@@ -208,6 +208,9 @@ class Measurements:
     single_samples: SingleSamples | None = None
     """An evaluation that gets one sample after another."""
 
+    module_hooks: tuple[int, ...] = ()
+    """How many hooks the program's modules had after its first epoch, and at the start of each later one."""
+
     saved_storages: SavedStorages | None = None
     """A file of far more than what was to be saved, of the program's first epochs."""
 

@@ -25,6 +25,7 @@ from penstock.observe.doctor.causes.cause import Cause
 ABOUT_STEP: tuple[Cause, ...] = (
     epochs.validates_often,
     epochs.evaluates_single_samples,
+    epochs.hooks_grow,
     epochs.saves_whole_storages,
     step.debugging_every_step,
     *step.STEP_PATTERNS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
@@ -190,6 +191,21 @@ def evaluates_single_samples(measured: Measurements) -> Finding | None:
         ),
         remedy="DataLoader(..., batch_size=256), or as many as fit: without gradients more do than in training",
         is_uncertain=True,  # a model may need one sample after another, as those of a stream
+    )
+
+
+@cause("hooks-grow")
+def hooks_grow(measured: Measurements) -> Finding | None:
+    """Every epoch registers hooks again, and those of all epochs are called."""
+    counts = measured.module_hooks
+    if len(counts) < 2 or any(now <= before for before, now in pairwise(counts)):
+        return None
+    return Finding(
+        name="hooks-grow",
+        cause="Every epoch registers hooks on modules again, and all of them are called in every step from then on.",
+        evidence=f"hooks after the first epoch and at the start of the next ones: {', '.join(map(str, counts))}",
+        remedy="register them once, before the epochs; or call remove() of what register_forward_hook returns",
+        is_uncertain=len(counts) < 3,
     )
 
 

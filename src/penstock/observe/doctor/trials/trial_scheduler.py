@@ -118,6 +118,11 @@ class TrialScheduler:
         return self.later_epochs.result() if self.later_epochs is not None else None
 
     @property
+    def module_hooks(self) -> tuple[int, ...]:
+        """How many hooks modules had after the program's first epoch, and at the start of each later one."""
+        return tuple(self.later_epochs.hooks) if self.later_epochs is not None else ()
+
+    @property
     def saved_storages(self) -> SavedStorages | None:
         """What the program saved after its first epochs, if that was far more than its tensors."""
         return self.later_epochs.guard.saved if self.later_epochs is not None else None
