@@ -24,12 +24,14 @@ from penstock.device import Device
 from penstock.distributed.rank import Distributed
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
 from penstock.loader.fallback import why_torch_iterator
+from penstock.loader.in_memory import gather_of
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.orders import drawn_from, order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.workers.worker_spec import ErrorPolicy
 
 T_co = TypeVar("T_co", covariant=True)
@@ -38,6 +40,9 @@ _MOST_WORKERS = 16
 
 _MOST_WAITING_WORKERS = 64
 """A forked worker takes 6 to 15 MiB of its own and 25 ms to start; `FirstBatch` looks at the memory besides."""
+
+_MOST_GATHERED_NBYTES = 8 << 20
+"""Of a batch; gathering takes 1 or 2 ms for so many."""
 
 _TORCH_ATTRIBUTES = {
     "sampler": "sampler",
@@ -317,9 +322,29 @@ def _leave_workers(loader: DataLoader[Any]) -> None:
     reason = policy.why_no_workers()
     if reason:
         runtime.autoscale = None
-        loader.num_workers, loader.prefetch_factor = 0, None
-        asked = f"; the script asked for {policy.asked}" if policy.asked else ""
-        runtime.counters.workers, runtime.counters.workers_reason = 0, f"auto: {reason}{asked}"
+        _make_in_this_process(loader, reason, policy.asked)
+
+
+def _make_in_this_process(loader: DataLoader[Any], reason: str, asked: int | None) -> None:
+    loader.num_workers, loader.prefetch_factor = 0, None
+    asked_text = f"; the script asked for {asked}" if asked else ""
+    counters = runtime_of(loader).counters
+    counters.workers, counters.workers_reason = 0, f"auto: {reason}{asked_text}"
+
+
+def _is_gathered(config: LoaderConfig) -> bool:
+    """Return whether a batch is one gather of data in memory, and no more bytes than this process gathers at once.
+
+    A worker would gather it as well, and then send it. For larger batches that may be hidden behind a step.
+    """
+    if config.persistent_workers or config.timeout != 0 or config.batch_size is None:
+        return False
+    gather = gather_of(config.dataset) if not why_impure(config.worker_spec) and len(config.dataset) else None
+    if gather is None:
+        return False
+    row = gather([0])
+    columns = [row] if isinstance(row, torch.Tensor) else row
+    return config.batch_size * sum(column.nbytes for column in columns) <= _MOST_GATHERED_NBYTES
 
 
 def config_of(loader: DataLoader[Any]) -> LoaderConfig:
@@ -369,6 +394,9 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
         runtime.counters.workers_reason = "fixed: the dataset keeps a state in each worker"
         return
     if isinstance(config.dataset, MapDataPipe) or cores_of_rank() == 1:
+        return
+    if _is_gathered(config):
+        _make_in_this_process(loader, "a batch is gathered in memory, sooner than a worker could send it", asked)
         return
     if config.num_workers == 0:
         if config.start_method != "fork":

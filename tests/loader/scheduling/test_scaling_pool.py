@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Numbered, Stream
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import TensorDataset
 
 from penstock import DataLoader, WorkerStartError
 from penstock.loader.dataloader import enable_autoscaling, runtime_of
@@ -342,3 +343,30 @@ def test_the_training_process_takes_over_between_two_epochs_where_nothing_was_as
         leaves = epoch > 0 and not options
         assert (loader.statistics().workers == 0) is leaves
         assert (loader.statistics().workers_reason == "auto: cheap") is leaves
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "gathers"),
+    [
+        (torch.zeros(64, 3), {}, True),
+        (torch.zeros(64, 1 << 18), {}, False),  # 16 MiB for a batch, which a worker may hide behind a step
+        (torch.zeros(64, 3), {"persistent_workers": True}, False),
+        (torch.zeros(64, 3), {"timeout": 30}, False),
+        (torch.zeros(64, 3), {"worker_init_fn": lambda worker: None}, False),
+        (torch.zeros(64, 3), {"collate_fn": lambda samples: torch.stack([row for (row,) in samples])}, False),
+    ],
+)
+def test_batches_that_are_one_gather_in_memory_have_no_workers_from_the_start(
+    rows: torch.Tensor, options: dict[str, object], gathers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cores(monkeypatch, 2)
+    loader = DataLoader(TensorDataset(rows), 16, num_workers="auto", **options)
+    assert (loader.num_workers == 0) is gathers
+    assert ("gathered in memory" in loader.statistics().workers_reason) is gathers
+    assert sum(1 for _ in loader) == 4
+    if options.get("persistent_workers"):
+        loader._iterator = None
+
+
+def test_an_empty_dataset_has_no_batches_with_auto() -> None:
+    assert list(DataLoader(TensorDataset(torch.zeros(0, 3)), 16, num_workers="auto")) == []

@@ -83,7 +83,7 @@ def _impure_part(dataset: Any) -> Any:
         parts = _parts_of(one)
         if parts is None:
             return one
-        left += parts
+        left += reversed([*parts])
     return None
 
 
