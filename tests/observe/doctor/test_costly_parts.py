@@ -137,6 +137,8 @@ def test_an_optimizer_of_many_small_tensors_that_takes_most_of_a_step_is_named(
 def test_a_schedule_that_takes_a_large_part_of_every_step_is_named() -> None:
     line = HotLine(line="train.py:9: scheduler.step()", fraction=0.6, calls="torch.optim.lr_scheduler.LambdaLR.get_lr")
     assert _names(_step_bound(line, StepCalls(steps=3)))[0] == "schedules-every-step"
+    wrapped = replace(line, line="train.py:8: optimizer.step()", calls="torch.optim.lr_scheduler.wrap_step.wrapper")
+    assert "schedules-every-step" not in _names(_step_bound(wrapped, StepCalls(steps=3)))
 
 
 def _fading(start: float) -> Callable[[], None]:

@@ -79,7 +79,7 @@ def find_bottleneck(measured: Measurements, *, has_findings: bool = False) -> Fi
         return cpu_contention.find(measured) or _undecided(measured) or _healthy(measured)
     parts = loading_parts_s(measured)
     if not parts:
-        return _unknown(measured)
+        return _of_unknown_parts(measured, has_findings=has_findings)
     if not measured.has_step and not has_findings and sum(parts.values()) < THRESHOLDS.quick_batch_s:
         return _quick(measured)
     return _bound(measured)
@@ -100,6 +100,18 @@ def _unknown(measured: Measurements) -> Finding:
         cause="The measurements do not show where the time goes.",
         evidence="; ".join(measured.notes) or "no batch was timed",
         remedy="give it more time: --seconds 60",
+    )
+
+
+def _of_unknown_parts(measured: Measurements, *, has_findings: bool) -> Finding:
+    waits = (
+        f"it waits for data {stall_fraction(measured):.0%} of its time" if measured.has_step else "no step was given"
+    )
+    return Finding(
+        name="unknown",
+        cause="The loop waits for its loader, and the measurements do not show what loading is made of.",
+        evidence="; ".join((waits, *measured.notes)),
+        remedy="" if has_findings else "have dataset[0] work in the training process, where samples are looked at",
     )
 
 

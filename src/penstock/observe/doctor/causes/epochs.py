@@ -252,5 +252,6 @@ def short_epochs(measured: Measurements) -> Finding | None:
         remedy="persistent_workers=True" + ", or build it before the loader is made: workers inherit it" * is_unseen,
         gain=epoch_s / (own.length * batch_s) if is_unseen else clear_factor(gain),
         is_measured=clear_factor(gain) is not None and not is_unseen,
-        is_uncertain=is_unclear(gain) and not is_unseen,
+        # in rounds with and without starts a trial is as uneven as the loop; then its median tells
+        is_uncertain=is_unclear(gain) and not is_unseen and not (gain and gain.median >= THRESHOLDS.persistent_gain),
     )

@@ -177,7 +177,7 @@ STEP_PATTERNS = (
     ),
     StepPattern(
         "schedules-every-step",
-        re.compile(r" torch\.optim\.lr_scheduler\.|\bscheduler\.step\("),
+        re.compile(r"sched\w*\.step\(", re.IGNORECASE),  # torch's schedules wrap optimizer.step(), too
         "The learning rate's schedule takes a large part of every step.",
         "compute all its factors once, before the loop: factors = [f(step) for step in range(steps)], and "
         "LambdaLR(optimizer, factors.__getitem__); or make its step once per epoch",
