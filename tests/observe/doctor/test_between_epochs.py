@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from examined import examine_until
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock.observe.doctor.causes import diagnose
@@ -78,7 +79,7 @@ def test_a_program_that_saves_a_view_after_each_epoch_is_told_so() -> None:
                 optimizer.step()
             torch.save({"model": model.state_dict(), "probe": cube[:8]}, "/dev/null")
 
-    found = examine(train, seconds=1.5)
+    found = examine_until(lambda seen: seen.saved_storages is not None, train, seconds=1.5)
     assert "saves-whole-storages" in [one.name for one in diagnose(found).findings], found.notes
 
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from examined import examine_until
 from sample_sets import Numbered, Raising, Stream, Unpicklable
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
@@ -81,15 +82,6 @@ class Locked(Numbered):
             return sum(range(20_000))
 
 
-def _examine_until(is_enough: Callable[[Measurements], bool], loop: Any, seconds: float) -> Measurements:
-    """Examine `loop`, for longer while not enough was seen: beside other work everything takes longer."""
-    for patience in (1, 5, 25):
-        found = examine(loop, seconds=patience * seconds)
-        if is_enough(found):
-            break
-    return found
-
-
 def test_a_step_may_take_its_batch_apart() -> None:
     def step(batch: dict[str, Any]) -> None:
         batch.pop("labels")
@@ -104,7 +96,7 @@ def test_a_sample_that_raises_is_reported_and_what_came_before_it_is_kept() -> N
     def is_whole(found: Measurements) -> bool:
         return found.samples is not None and found.samples.samples == 3
 
-    found = _examine_until(is_whole, DataLoader(Raising(64), batch_size=2), seconds=1.0)
+    found = examine_until(is_whole, DataLoader(Raising(64), batch_size=2), seconds=1.0)
     assert "sample 3 is corrupt" in found.error
     assert diagnose(found).verdict.name == "fails"
     assert found.samples is not None
@@ -133,7 +125,7 @@ def test_workers_that_share_a_lock_are_resumed_if_one_was_paused_while_it_held_i
         return found.gain_of(FREE) is not None and not any("took longer than" in note for note in found.notes)
 
     loop = (DataLoader(Locked(4096), batch_size=8, num_workers=2), lambda batch: None)
-    found = _examine_until(is_through, loop, seconds=3.0)
+    found = examine_until(is_through, loop, seconds=3.0)
     assert is_through(found), found.notes
 
 
@@ -145,7 +137,7 @@ def test_the_lines_in_which_the_step_spends_its_time_are_named() -> None:
     def is_seen(found: Measurements) -> bool:
         return bool(found.step_lines)
 
-    found = _examine_until(is_seen, (DataLoader(Numbered(4096), batch_size=8), step), seconds=2.0)
+    found = examine_until(is_seen, (DataLoader(Numbered(4096), batch_size=8), step), seconds=2.0)
     assert "time.sleep(0.02)" in found.step_lines[0].line
     assert "of the step's time: test_doctor.py:" in " ".join(render(found, diagnose(found)).split())
 
@@ -162,7 +154,7 @@ def test_three_samples_are_enough(workers: int) -> None:
         return found.as_is is not None and found.samples is not None
 
     loader = DataLoader(Numbered(3), batch_size=2, num_workers=workers)
-    assert is_whole(_examine_until(is_whole, loader, seconds=1.0))
+    assert is_whole(examine_until(is_whole, loader, seconds=1.0))
 
 
 def test_a_dataset_without_a_batch_is_reported_as_such() -> None:
@@ -214,7 +206,7 @@ def test_a_validation_whose_workers_are_started_for_every_pass_is_found(
     def found_in(measured: Measurements) -> dict[str, Finding]:
         return {finding.name: finding for finding in diagnose(measured).findings}
 
-    findings = found_in(_examine_until(lambda found: "other-loader-restarted" in found_in(found), train, seconds=0.6))
+    findings = found_in(examine_until(lambda found: "other-loader-restarted" in found_in(found), train, seconds=0.6))
     assert words in findings["other-loader-restarted"].remedy
     assert ("2 loaders" in findings["other-loader-restarted"].evidence) == is_anew
 
@@ -262,7 +254,7 @@ def test_a_loader_that_is_made_for_every_batch_is_found() -> None:
         while True:
             next(iter(DataLoader(dataset, batch_size=4, shuffle=True)))
 
-    found = _examine_until(lambda found: found.loaders_created > THRESHOLDS.few_iterators, train, seconds=0.6)
+    found = examine_until(lambda found: found.loaders_created > THRESHOLDS.few_iterators, train, seconds=0.6)
     finding = next(one for one in diagnose(found).findings if one.name == "iterator-recreated")
     assert f"{found.loaders_created} loaders for {found.batches_requested} batches" in finding.evidence
     assert "make the loader once" in finding.remedy
