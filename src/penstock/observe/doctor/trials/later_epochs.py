@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from penstock.loader.dataloader import DataLoader as PenstockLoader
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
-from penstock.observe.doctor.probes.module_hooks import count_hooks
+from penstock.observe.doctor.probes.steps.module_hooks import count_hooks
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.write_guard import WriteGuard

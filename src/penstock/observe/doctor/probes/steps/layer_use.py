@@ -60,6 +60,7 @@ class LayerUse:
         """Those that were called when a parameter was used first, innermost first."""
         self._have_gradients: set[int] = set()
         self._optimized: set[int] = set()
+        self._has_looked = False
         self.optimized: tuple[int, int] = (0, 0)
         """How many tensors the largest optimizer has, and how many numbers they have together."""
         self._used_whole: set[int] = set()
@@ -107,7 +108,8 @@ class LayerUse:
         """Note which parameters have gradients at the end of a step, and which optimizers there are."""
         self._note_gradients()
         self._passes += 1
-        if not self._weights.keys() <= self._optimized:
+        if not self._has_looked and not self._weights.keys() <= self._optimized:
+            self._has_looked = True  # once: there may be millions of objects
             for one in gc.get_objects():  # an optimizer may wait for many batches, or for another epoch
                 if issubclass(type(one), torch.optim.Optimizer):
                     self.note_optimizer(one)
