@@ -28,14 +28,16 @@ class Names(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def names_of(code: CodeType, *, has_object: bool = True) -> Names:
-    """Return what a function reads and assigns; a method of an object, unless it is a class's.
+    """Return what a function reads, and what it assigns beside its own object; a method, unless it is a class's.
+
+    `self.step` is the object's own here:
 
     >>> class Schedule:
     ...     def advance(self, options):
     ...         self.step, options.rate = self.step + 1, options.rate / 2
     >>> names = names_of(Schedule.advance.__code__)
     >>> sorted(names.assigned), sorted(names.read), names.is_unknown
-    (['rate', 'step'], ['rate', 'step'], False)
+    (['rate'], ['rate', 'step'], False)
     """
     read, called, assigned = set[str](), set[str](), set[str]()
     for one in _codes(code):
