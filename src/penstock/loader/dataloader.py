@@ -315,9 +315,9 @@ def _follow_attributes(loader: DataLoader[Any]) -> None:
 
 def _leave_workers(loader: DataLoader[Any]) -> None:
     """Have batches made in this process from now on, where "auto" has found that workers cost more than they make."""
-    config, runtime = config_of(loader), runtime_of(loader)
+    runtime = runtime_of(loader)
     policy = runtime.autoscale
-    if policy is None or config.worker_init_fn is not None or config.timeout != 0 or config.worker_type != "process":
+    if policy is None or not _may_leave_workers(loader) or config_of(loader).worker_type != "process":
         return
     reason = policy.why_no_workers()
     if reason:
@@ -332,19 +332,27 @@ def _make_in_this_process(loader: DataLoader[Any], reason: str, asked: int | Non
     counters.workers, counters.workers_reason = 0, f"auto: {reason}{asked_text}"
 
 
-def _is_gathered(config: LoaderConfig) -> bool:
+def _may_leave_workers(loader: DataLoader[Any]) -> bool:
+    """Return whether nothing was asked of workers; with a context, say, a loader made of these arguments would fail."""
+    config, context = config_of(loader), loader.multiprocessing_context
+    is_asked = config.persistent_workers or config.timeout != 0 or config.worker_init_fn is not None
+    return context is None and not is_asked
+
+
+def _is_gathered(loader: DataLoader[Any]) -> bool:
     """Return whether a batch is one gather of data in memory, and no more bytes than this process gathers at once.
 
     A worker would gather it as well, and then send it. For larger batches that may be hidden behind a step.
     """
-    if config.persistent_workers or config.timeout != 0 or config.batch_size is None:
+    config, batch_size = config_of(loader), getattr(loader.batch_sampler, "batch_size", None)
+    if not isinstance(batch_size, int):
         return False
     gather = gather_of(config.dataset) if not why_impure(config.worker_spec) and len(config.dataset) else None
     if gather is None:
         return False
     row = gather([0])
     columns = [row] if isinstance(row, torch.Tensor) else row
-    return config.batch_size * sum(column.nbytes for column in columns) <= _MOST_GATHERED_NBYTES
+    return batch_size * sum(column.nbytes for column in columns) <= _MOST_GATHERED_NBYTES
 
 
 def config_of(loader: DataLoader[Any]) -> LoaderConfig:
@@ -395,7 +403,7 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
         return
     if isinstance(config.dataset, MapDataPipe) or cores_of_rank() == 1:
         return
-    if _is_gathered(config):
+    if _may_leave_workers(loader) and _is_gathered(loader):
         _make_in_this_process(loader, "a batch is gathered in memory, sooner than a worker could send it", asked)
         return
     if config.num_workers == 0:

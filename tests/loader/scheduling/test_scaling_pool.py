@@ -352,6 +352,7 @@ def test_the_training_process_takes_over_between_two_epochs_where_nothing_was_as
         (torch.zeros(64, 1 << 18), {}, False),  # 16 MiB for a batch, which a worker may hide behind a step
         (torch.zeros(64, 3), {"persistent_workers": True}, False),
         (torch.zeros(64, 3), {"timeout": 30}, False),
+        (torch.zeros(64, 3), {"multiprocessing_context": "fork"}, False),
         (torch.zeros(64, 3), {"worker_init_fn": lambda worker: None}, False),
         (torch.zeros(64, 3), {"collate_fn": lambda samples: torch.stack([row for (row,) in samples])}, False),
     ],
