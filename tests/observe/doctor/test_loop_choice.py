@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -56,6 +57,18 @@ def test_what_a_program_takes_from_a_loader_before_it_trains_is_not_the_loop_to_
     assert (found.error, found.settings.dataset) == ("", "Numbered")
     assert found.step_calls is not None
     assert found.step_calls.trains
+
+
+def test_an_optimizer_that_an_ended_program_left_to_the_collector_is_not_this_programs() -> None:
+    gc.disable()
+    try:
+        ended: list[object] = [torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)]
+        ended.append(ended)
+        del ended
+        found = examine(_train(_statistics), seconds=0.6)
+    finally:
+        gc.enable()
+    assert (found.error, found.settings.dataset) == ("", "Numbered")
 
 
 def test_a_program_that_takes_every_batch_from_a_new_iterator_in_a_loop_is_examined() -> None:

@@ -28,6 +28,7 @@ class OptimizerWatch:
     def patched(self) -> Iterator[None]:
         """Notice optimizers that are made meanwhile; those that are there already are looked for."""
         optimizer: Any = torch.optim.Optimizer
+        gc.collect()  # An ended program's frames can wait in a cycle, with an optimizer that nothing uses.
         self._has_any = any(issubclass(type(one), optimizer) for one in gc.get_objects())
         make = optimizer.__init__
 
