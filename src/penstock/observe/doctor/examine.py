@@ -124,6 +124,7 @@ def examine(
         **{one.name: getattr(compared, one.name) for one in fields(compared)},
         single_samples=single,
         module_hooks=scheduler.module_hooks,
+        memory_growth=scheduler.memory_growth,
         saved_storages=scheduler.saved_storages,
         label_numbers=label_numbers,
         iterators_created=scheduler.iterators_created,

@@ -23,7 +23,7 @@ from penstock.observe.doctor.probe_results import (
     WorkerActivity,
     WorkerNoise,
 )
-from penstock.observe.doctor.step_results import CallStatement, StepCalls
+from penstock.observe.doctor.step_results import CallStatement, MemoryGrowth, StepCalls
 from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers, TensorKeys
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between
@@ -168,6 +168,9 @@ class Measurements:
 
     step_calls: StepCalls | None = None
     """Blocking calls inside the step."""
+
+    memory_growth: MemoryGrowth | None = None
+    """What the program keeps of every step; None where its memory does not grow, or no variable explains it."""
 
     step_lines: tuple[HotLine, ...] = ()
     """The step's most expensive lines, largest first."""

@@ -163,6 +163,29 @@ class StepCalls:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryGrowth:
+    """What a program keeps of every step, in the training process."""
+
+    name: str
+    """Of the variable, as in "trainer.history"."""
+
+    kind: str
+    """Its type, as in "list"."""
+
+    step_nbytes: int
+    """By about how much it grew with each step."""
+
+    steps: int
+    """How many steps were looked at."""
+
+    has_graph: bool
+    """Whether tensors with the graphs that computed them are kept."""
+
+    is_emptied: bool
+    """Whether each epoch may begin with an empty one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CallStatement:
     """A statement of the step that calls something and drops what it returns, with all that passes beneath it."""
 

@@ -249,6 +249,17 @@ class Thresholds:
     unused_storage_fraction: float = _threshold(
         0.5, "of what is saved", "a smaller part of a storage that is shared costs less than what has to be saved"
     )
+    kept_nbytes: int = _threshold(
+        16 << 20, "bytes in the windows as is", "a program that keeps less in some seconds runs for days with it"
+    )
+    kept_step_nbytes: int = _threshold(
+        1 << 20, "bytes per step", "so much fills any memory soon, however few were seen"
+    )
+    kept_turns: float = _threshold(0.5, "elements per step", "what grows less often is not kept of every step")
+    kept_looks: int = _threshold(8, "elements", "the last ones show what all of them are")
+    kept_epoch_nbytes: int = _threshold(
+        512 << 20, "bytes in an epoch", "the outputs of an epoch that are kept for its metric are mostly less"
+    )
     pair_numbers: int = _threshold(1 << 18, "numbers", "fewer differences are computed in a cache of the processor")
     pair_growth: int = _threshold(8, "times as many numbers", "less is no more than what a matrix product would write")
     pair_fraction: float = _threshold(

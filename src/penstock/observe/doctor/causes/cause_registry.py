@@ -48,13 +48,11 @@ ABOUT_STEP: tuple[Cause, ...] = (
 NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.copy_on_write,
     worker_memory.cache_in_each_worker,
-    worker_memory.kept_by_the_dataset,
     worker_memory.not_picklable,
     worker_memory.pickled_for_each_worker,
     worker_memory.shm_too_small,
     worker_memory.prefetches_much,
     *ABOUT_STEP,
-    step.graphs_kept,
     step.sync_every_step,
     step.non_blocking_from_pageable,
     step.pinned_without_accelerator,
@@ -88,8 +86,11 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     epochs.same_order,
     epochs.not_shuffled,
     samples.float64_samples,
+    step.graphs_kept,
+    step.kept_by_the_program,
+    worker_memory.kept_by_the_dataset,
 )
-"""Causes that make a result wrong, and no loop slow."""
+"""Causes that make a result wrong, or that fill the memory until a program ends, and no loop slow."""
 
 CAUSES: tuple[Cause, ...] = (
     *FAILURES,

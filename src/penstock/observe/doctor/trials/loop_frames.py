@@ -38,13 +38,17 @@ def is_single_look(frame: FrameType) -> bool:
 
 def is_in_a_loop(frame: FrameType | None) -> bool:
     """Return whether a loop is around the line that `frame` runs, or around that of a function that called it."""
-    return any(_has_loop_around(one) for one in _frames_of_program(frame))
+    return any(_has_loop_around(one) for one in frames_of_program(frame))
 
 
 def goes_on_to_optimize(frame: FrameType) -> bool:
     """Return whether the functions that are running mention an optimizer below the lines where they are now."""
-    own = [one for one in _frames_of_program(frame) if not one.f_code.co_filename.startswith(NOT_THE_USERS)]
-    return any(_OPTIMIZES.search(line) for one in own for line in _lines_below(one))
+    return any(_OPTIMIZES.search(line) for one in users_frames(frame) for line in _lines_below(one))
+
+
+def users_frames(frame: FrameType | None) -> list[FrameType]:
+    """Return those of `frames_of_program` that run code which was written for the program."""
+    return [one for one in frames_of_program(frame) if not one.f_code.co_filename.startswith(NOT_THE_USERS)]
 
 
 def _lines_below(frame: FrameType) -> list[str]:
@@ -54,7 +58,8 @@ def _lines_below(frame: FrameType) -> list[str]:
     return linecache.getlines(file)[line : extent(functions[0]).stop - 1 if functions else None]
 
 
-def _frames_of_program(frame: FrameType | None) -> Iterator[FrameType]:
+def frames_of_program(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the functions of a program that run, innermost first, from the one that requests a batch of the doctor."""
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
         frame = frame.f_back
     while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):

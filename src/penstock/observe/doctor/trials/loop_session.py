@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -22,11 +23,14 @@ from penstock.core.random_states import keep_states
 from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.probes.line_sampler import LineSampler
+from penstock.observe.doctor.probes.steps.memory_growth import MemoryWatch
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
+from penstock.observe.doctor.step_results import MemoryGrowth
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
+from penstock.observe.doctor.trials.loop_frames import users_frames
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.stream_comparison import StreamComparison
@@ -73,6 +77,9 @@ class LoopSession:
         """Whether all trials are over, and nothing but their time has ended them."""
         self.step_lines = LineSampler()
         """Of the warm-up's steps, which are not timed."""
+        self.memory_growth: MemoryGrowth | None = None
+        """What the program keeps of every step; known when the trials are complete."""
+        self._memory = MemoryWatch()
         self._budget = budget
         self._step_calls = step_calls
         self._activity = activity
@@ -185,6 +192,7 @@ class LoopSession:
             self._keep_window(now)
             if self._budget.spent_s(now) > self._budget.seconds and not self._rotation.lacks_free_loading:
                 self.is_complete = True
+                self.memory_growth = self._memory.result(users_frames(sys._getframe()))
                 raise TrialsDoneError
             self._next_window()
 
@@ -221,6 +229,7 @@ class LoopSession:
         self._timer.skip_step()
         if self._rotation.current.name == AS_IS:
             self._activity.start(self._rotation.current.workers())
+            self._memory.begin_window(users_frames(sys._getframe()))
         self._timer.restart()
 
     def _keep_window(self, now: float) -> None:
@@ -229,6 +238,7 @@ class LoopSession:
             now = self._budget.clock()
         if self._rotation.current.name == AS_IS:
             self._activity.stop()
+            self._memory.end_window(self._timer.batches, users_frames(sys._getframe()))
         self._rotation.add_window(self._timer.window(now))
 
     def _draw(self) -> Any:

@@ -22,7 +22,7 @@ from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel, Saved
 from penstock.observe.doctor.probes.steps.call_statements import reached_by_loader
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
-from penstock.observe.doctor.step_results import CallStatement
+from penstock.observe.doctor.step_results import CallStatement, MemoryGrowth
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
@@ -126,6 +126,11 @@ class TrialScheduler:
     def saved_storages(self) -> SavedStorages | None:
         """What the program saved after its first epochs, if that was far more than its tensors."""
         return self.later_epochs.guard.saved if self.later_epochs is not None else None
+
+    @property
+    def memory_growth(self) -> MemoryGrowth | None:
+        """What the program keeps of every step of the examined loop; None where nothing is known to be kept."""
+        return self._session.memory_growth if self._session is not None else None
 
     @property
     def goes_on(self) -> bool:
