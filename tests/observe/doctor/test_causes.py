@@ -757,7 +757,13 @@ def test_a_sampler_is_named_where_it_takes_longer_than_the_samples_and_no_worker
 
 @pytest.mark.parametrize(
     ("steps_s", "is_named"),
-    [((2, 3, 4, 5, 6), True), ((2, 3, 3, 5, 6), True), ((2, 6, 2, 6, 2), False), ((4, 5, 5, 5, 5), False)],
+    [
+        ((2, 3, 4, 5, 6), True),
+        ((2, 3, 3, 5, 6), True),
+        ((2, 6, 2, 6, 2), False),
+        ((4, 5, 5, 5, 5), False),
+        ((2, 2.1, 2.2, 39, 40), False),
+    ],
 )
 def test_steps_that_take_longer_and_longer_are_named(steps_s: tuple[float, ...], is_named: bool) -> None:
     trials = tuple(_uneven(name, *steps_s) for name in (AS_IS, FREE))

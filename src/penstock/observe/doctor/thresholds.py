@@ -286,6 +286,9 @@ class Thresholds:
         0.5, "of the parameters", "a backward pass through fewer of them is not what a step takes its time for"
     )
     growth_windows: int = _threshold(4, "windows", "in fewer, steps seem to grow by chance")
+    growth_half_way: float = _threshold(
+        0.1, "of the growth", "steps that grow have grown, half-way: a jump is another program that began"
+    )
     growth_pairs: float = _threshold(0.9, "of the pairs of windows", "of 5 windows in any order, one in 24 has so many")
     line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")
     short_step_turns: float = _threshold(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -92,6 +93,9 @@ def _growth(trial: Trial) -> float:
     steps_s = [one.step_s / one.batches for one in trial.windows]
     pairs = [before < after for before, after in itertools.combinations(steps_s, 2)]
     if len(steps_s) < THRESHOLDS.growth_windows or sum(pairs) < THRESHOLDS.growth_pairs * len(pairs):
+        return 1.0
+    grown_half_way = (statistics.median(steps_s) - steps_s[0]) / max(1e-9, steps_s[-1] - steps_s[0])
+    if not THRESHOLDS.growth_half_way < grown_half_way < 1 - THRESHOLDS.growth_half_way:
         return 1.0
     return steps_s[-1] / max(1e-9, steps_s[0])
 
