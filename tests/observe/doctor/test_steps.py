@@ -198,8 +198,23 @@ def test_a_line_of_the_step_that_no_gradient_depends_on_is_named_with_its_cost()
         replace(line, turns_fraction=0.1),
     ):
         assert examined(other).findings == ()
-    assert examined(line, machine=Machine(cores=4, accelerator="cuda")).findings == (), "it waits for the device there"
+    calls = StepCalls(steps=3, trains=True, operations={line.line: 1.0})
+    cuda = Machine(cores=4, accelerator="cuda")
+    assert examined(line, machine=cuda, step_calls=calls).findings == (), "it waits for the device there"
     assert examined(line, step_calls=StepCalls(steps=3)).findings == (), "no training was seen"
+
+
+def test_a_step_that_computes_outside_of_torch_is_named_though_gradients_may_depend_on_it() -> None:
+    line = HotLine(line="train.py:9: rates = np.cos(np.arange(steps))", calls="", fraction=0.6)
+    calls = StepCalls(steps=3, trains=True, takes_values=True, observed_lines=("train.py:5: outputs = model(images)",))
+    (finding,) = examined(line, step_calls=calls).findings
+    assert (finding.name, "train.py:9" in finding.evidence) == ("computes-outside-torch", True)
+    assert finding.gain == pytest.approx(2.5)
+    for other in (replace(line, fraction=0.25), replace(line, turns_fraction=0.1), replace(line, feeds_loader=True)):
+        assert examined(other, step_calls=calls).findings == ()
+    in_torch = replace(calls, operations={line.line: 1.0})
+    assert examined(line, step_calls=in_torch).findings == ()
+    assert examined(line, step_calls=replace(calls, trains=False)).findings == (), "no training was seen"
 
 
 def test_kept_graphs_are_a_finding_that_names_what_holds_them() -> None:

@@ -41,6 +41,7 @@ ABOUT_STEP: tuple[Cause, ...] = (
     layers.many_small_parameters,
     step.operations_in_a_loop,
     step.costly_step_line,
+    step.computes_outside_torch,
     step.steps_grow,
 )
 """Causes that make steps slow, or lie between them: before those about loading where the loop hardly waits."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.core.units import size_text
-from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.cause import ask, cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
@@ -269,6 +269,31 @@ def _is_for_nothing(one: CallStatement, calls: StepCalls) -> bool:
         least = THRESHOLDS.untrained_line_fraction
     is_training = not set(one.lines).isdisjoint((*calls.training_lines, *calls.averaging_lines))
     return one.hot.fraction >= least and not is_training and not any(map(_TRAINS_BENEATH.search, one.calls))
+
+
+@cause("computes-outside-torch", "as_is", "step_calls")
+def computes_outside_torch(measured: Measurements) -> Finding | None:
+    """Much of the step passes in Python, in NumPy or in other libraries, whether gradients depend on it or not."""
+    now, calls = required(measured.as_is), required(measured.step_calls)
+    if not calls.trains or any(ask(one, measured) for one in (*STEP_PATTERNS, costly_step_line)):
+        return None  # they know better what it is
+    torch_lines = {*calls.operations, *calls.training_lines, *(calls.observed_lines or ())}
+    lines = [
+        line
+        for line in measured.step_lines
+        if line.line not in torch_lines and not line.calls.startswith("torch") and not line.feeds_loader
+    ]
+    often = [line for line in lines if _is_often(line)]
+    if sum(line.fraction for line in often) < THRESHOLDS.untrained_line_fraction:
+        return None
+    return _costs_every_step(
+        "computes-outside-torch",
+        often,
+        now,
+        "Much of every step is not torch's: Python, NumPy or another library computes meanwhile, on one core.",
+        "what is the same each time, compute once; what a batch needs, in the dataset, whose workers do it beside the "
+        "step; what is for a report, every hundred steps; what the loss needs, for the whole batch at once, with torch",
+    )
 
 
 @cause("same-in-every-step", "as_is", "constant_lines")
