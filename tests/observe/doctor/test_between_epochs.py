@@ -14,8 +14,8 @@ from penstock.observe.doctor.contents.compare_loaders import Evaluation
 from penstock.observe.doctor.contents.single_samples import find_single_samples
 from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.trials.later_epochs import LaterEpochs
-from penstock.observe.doctor.trials.saved_storages import measure_storages
+from penstock.observe.doctor.trials.epochs.later_epochs import LaterEpochs
+from penstock.observe.doctor.trials.epochs.saved_storages import measure_storages
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from penstock.observe.doctor.contents.label_numbers import compare_label_numbers
 from penstock.observe.doctor.contents.single_samples import find_single_samples
 from penstock.observe.doctor.loader_probes import LoaderProbes
 from penstock.observe.doctor.measurement_log import MeasurementLog, describe_error
-from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probes.machine_limits import CGROUP, SHM, MachineLimits
 from penstock.observe.doctor.probes.time_limit import time_limit
 from penstock.observe.doctor.trials.batch_source import impatient_close
 from penstock.observe.doctor.trials.examined_loop import run_loop
+from penstock.observe.doctor.trials.loop_without_loader import LoopWithoutLoader
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.trial_plan import plan_sources, read_settings
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
@@ -93,6 +94,8 @@ def examine(
     scheduler = TrialScheduler(plan, seconds * _TRIALS)
     error = _run_trials(loop, scheduler, seconds * _TRIALS, log, on_error or (lambda raised: None))
     loader = scheduler.loader
+    if loader is None and scheduler.without_loader.began_at is not None:
+        return _of_steps(scheduler.without_loader, name, limits.measure(), error, began, log.notes)
     if loader is None:
         raise PenstockError(
             f"the function ended before its loop began ({error or 'it took too long'}); fix it, or give more --seconds"
@@ -147,6 +150,29 @@ def examine(
         preparing_s=scheduler.began_at - began,
         notes=log.notes,
         **parts,
+    )
+
+
+def _of_steps(
+    loop: LoopWithoutLoader, name: str, machine: Machine, error: str, began: float, notes: tuple[str, ...]
+) -> Measurements:
+    """Return what is known of a program that makes its batches by itself."""
+    constant = loop.step_calls.constant_lines
+    part = loop.step_lines.part_of_program(constant.lines())
+    return Measurements(
+        name=name or "the program",
+        machine=machine,
+        settings=Settings(dataset="", kind=""),
+        has_step=True,
+        trials=(loop.trial(),),
+        step_calls=loop.step_calls.result(),
+        step_lines=loop.step_lines.lines_of_program(),
+        constant_lines=replace(part, fraction=max(part.fraction, constant.fraction())) if part is not None else None,
+        memory_growth=loop.memory_growth,
+        error=error,
+        wall_s=time.perf_counter() - began,
+        preparing_s=(loop.began_at or began) - began,
+        notes=notes,
     )
 
 

@@ -83,10 +83,10 @@ class Settings:
     """The arguments of the examined loader."""
 
     dataset: str
-    """The class of its dataset."""
+    """The class of its dataset; empty without a loader."""
 
     kind: str = "torch"
-    """Whose loader it is: "torch" or "penstock"."""
+    """Whose loader it is: "torch" or "penstock"; empty where the program makes its batches by itself."""
 
     num_workers: int = 0
     """0 loads in the training process."""

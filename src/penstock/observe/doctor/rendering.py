@@ -112,7 +112,7 @@ def _cost_table(measured: Measurements) -> list[str]:
     parts = loading_parts_s(measured)
     samples = measured.samples
     size = f" ({samples.batch_samples} samples, {size_text(samples.batch_nbytes)})" if samples is not None else ""
-    lines = [f"Cost of a batch{size}"]
+    lines = [f"Cost of a {'batch' if own.kind else 'step'}{size}"]
     where = f", divided by {own.num_workers} workers" if own.num_workers else ", in the training process"
     for part, seconds in parts.items():
         is_shared = part not in ("sampler", "transport", "start-up")
@@ -122,10 +122,10 @@ def _cost_table(measured: Measurements) -> list[str]:
     if free is not None and free.batch_s is not None:
         alone_s = min(free.batch_s, now.batch_s or free.batch_s) if now is not None else free.batch_s
         lines.append(_row("step", alone_s, "alone, with the same batch every time"))
-    elif now is not None and measured.has_step:
+    elif now is not None and measured.has_step and own.kind:
         lines.append(_row("step", now.step_s or 0.0, ""))
     if now is not None and now.batch_s is not None:
-        waits = f"; the loop waits {now.wait_fraction:.0%} of it" if measured.has_step else ""
+        waits = f"; the loop waits {now.wait_fraction:.0%} of it" if measured.has_step and own.kind else ""
         lines.append(_row("total", now.batch_s, f"as is{waits}"))
     return lines
 
@@ -168,9 +168,12 @@ def _facts(measured: Measurements) -> list[str]:
     )
     quota = f", quota {machine.quota_cores:g}" if machine.quota_cores else ""
     after = f", after {measured.preparing_s:.0f} s of the program's own" if measured.preparing_s >= 1.0 else ""
+    loader = (
+        f"{own.kind}'s DataLoader of {own.dataset}, {workers}, batch_size={own.batch_size}, "
+        f"prefetch_factor={own.prefetch_factor}, pin_memory={own.pin_memory}"
+    )
     lines = [
-        f"  {own.kind}'s DataLoader of {own.dataset}, {workers}, batch_size={own.batch_size}, "
-        f"prefetch_factor={own.prefetch_factor}, pin_memory={own.pin_memory}",
+        f"  {loader if own.kind else 'no DataLoader: a step is from one optimizer.step() to the next'}",
         f"  {machine.cores} cores{quota}, torch.get_num_threads() is {machine.intra_op_threads}, accelerator: "
         f"{machine.accelerator or 'none'}; measured for {measured.wall_s - measured.preparing_s:.0f} s{after}",
     ]

@@ -383,6 +383,11 @@ class Thresholds:
     no_gradient_loop_s: float = _threshold(
         3.0, "s", "a loop without gradients that lasts longer (or 0.3 of the time) is what the program is about"
     )
+    bare_steps: int = _threshold(
+        20,
+        "steps of an optimizer",
+        "a program that has made so many without a DataLoader trains without one",
+    )
     start_deadline_fraction: float = _threshold(
         0.5, "of the trials' time", "sources whose workers start later leave no time to compare them"
     )

@@ -120,12 +120,19 @@ def _healthy(measured: Measurements) -> Finding:
     tried = ""
     if free is not None and free.rounds > 1:
         tried = f"; with loading free it is {free.median:.2f} times as fast ({free.low:.2f} … {free.high:.2f})"
+    lines = [line for line in measured.step_lines if line.fraction >= THRESHOLDS.line_fraction]
+    longest = "".join(f"; {line.fraction:.0%} of its step passes in {describe_line(line)}" for line in lines[:1])
+    if not measured.settings.kind:
+        return Finding(
+            name=HEALTHY,
+            cause="The program has no DataLoader: it makes its batches by itself, in its steps.",
+            evidence=f"a step every {(required(measured.as_is).batch_s or 0.0) * 1e3:.1f} ms{longest}",
+            remedy="",
+        )
     most = THRESHOLDS.worthwhile_gain / max(1e-9, 1 - stall_fraction(measured))
     if tried and not measured.settings.num_workers and required(free).median >= most:
         tried += ", more than what it waits: the time of its steps varies with other programs"
     busy = "; other programs take the processors from its workers, and without them it would not wait"
-    lines = [line for line in measured.step_lines if line.fraction >= THRESHOLDS.line_fraction]
-    longest = "".join(f"; {line.fraction:.0%} of its step passes in {describe_line(line)}" for line in lines[:1])
     return Finding(
         name=HEALTHY,
         cause="The loop is bound by its own step: loading is hidden behind it.",

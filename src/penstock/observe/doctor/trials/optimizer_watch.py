@@ -1,24 +1,30 @@
-"""Whether a program has made an optimizer yet: what it loops over before that only prepares its training."""
+"""Whether a program has made an optimizer yet: what it loops over before only prepares its training; and its steps."""
 
 from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock.observe.doctor.trials.loop_frames import goes_on_to_optimize
 
 
 class OptimizerWatch:
-    """Knows whether there is an optimizer, while `patched`."""
+    """Knows whether there is an optimizer, while `patched`, and notes each of their steps.
 
-    def __init__(self) -> None:
+    Args:
+        note_step: is called with an optimizer after its step.
+    """
+
+    def __init__(self, note_step: Callable[[Any], None]) -> None:
         self._has_any = False
+        self._note_step = note_step
 
     def precedes_training(self, frame: FrameType) -> bool:
         """Return whether the program of `frame` is to make an optimizer, and has none yet."""
@@ -38,7 +44,9 @@ class OptimizerWatch:
             make(own, *arguments, **named)
 
         optimizer.__init__ = make_noticed
+        hook = register_optimizer_step_post_hook(lambda own, *_: self._note_step(own))
         try:
             yield
         finally:
+            hook.remove()
             optimizer.__init__ = make

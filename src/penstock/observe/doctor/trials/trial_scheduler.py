@@ -26,9 +26,10 @@ from penstock.observe.doctor.step_results import CallStatement, MemoryGrowth
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
+from penstock.observe.doctor.trials.epochs.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
-from penstock.observe.doctor.trials.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.loop_session import LoopSession
+from penstock.observe.doctor.trials.loop_without_loader import LoopWithoutLoader
 from penstock.observe.doctor.trials.optimizer_watch import OptimizerWatch
 from penstock.observe.doctor.trials.other_loops import OtherLoops, RepeatedPasses
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
@@ -64,7 +65,9 @@ class TrialScheduler:
         self.has_step = True
         self.accepts_any = False
         """Whether a loop without gradients is examined, too."""
-        self.optimizers = OptimizerWatch()
+        self.optimizers = OptimizerWatch(self._note_optimizer_step)
+        self.without_loader = LoopWithoutLoader(seconds, clock)
+        """The steps of a program that trains, while no loop over a DataLoader is examined."""
         self.passive_s = 0.0
         """How long loops that were not examined have taken."""
         self._prepares_since: float | None = None
@@ -198,6 +201,7 @@ class TrialScheduler:
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Examine the loop over `loader`; the caller requests the first batch next."""
+        self.without_loader.close()
         self._began_at = self._clock()
         budget = TimeBudget(self._seconds, self._clock)
         sources = self._plan(loader, self.has_step)
@@ -248,9 +252,15 @@ class TrialScheduler:
             self.later_epochs.tick()
         elif self._session is not None:
             self._session.tick()
+        elif self.without_loader.began_at is not None:
+            self.without_loader.tick()
         elif self._clock() - self._created_at > THRESHOLDS.no_loop_notice_s and not self._has_noticed:
             self._has_noticed = True
             sys.stderr.write(_NOTICE)
+
+    def _note_optimizer_step(self, optimizer: Any) -> None:
+        if self._session is None:
+            self.without_loader.note_step(optimizer)
 
     def interrupt(self) -> None:
         """Note that the program does something else than the examined loop, such as a validation."""
@@ -266,5 +276,6 @@ class TrialScheduler:
         if self.later_epochs is not None:
             self.later_epochs.guard.disarm()
         self.step_calls.leave()
+        self.without_loader.close()
         if self._session is not None:
             self._session.close()

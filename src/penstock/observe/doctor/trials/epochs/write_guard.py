@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.observe.doctor.probe_results import SavedStorages
-from penstock.observe.doctor.trials.saved_storages import measure_storages
+from penstock.observe.doctor.trials.epochs.saved_storages import measure_storages
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

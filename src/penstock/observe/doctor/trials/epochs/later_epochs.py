@@ -26,8 +26,8 @@ from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
 from penstock.observe.doctor.probes.steps.module_hooks import count_hooks
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trials.epochs.write_guard import WriteGuard
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
-from penstock.observe.doctor.trials.write_guard import WriteGuard
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _EPOCHS = 3

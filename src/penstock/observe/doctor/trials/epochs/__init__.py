@@ -1,0 +1,1 @@
+"""What a program does after its trials: its next epochs, and what it saves then."""
