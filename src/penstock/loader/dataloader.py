@@ -24,7 +24,7 @@ from penstock.device import Device
 from penstock.distributed.rank import Distributed
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
 from penstock.loader.fallback import why_torch_iterator
-from penstock.loader.in_memory import gather_of
+from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.orders import drawn_from, order_for
@@ -350,7 +350,10 @@ def _is_gathered(loader: DataLoader[Any]) -> bool:
     gather = gather_of(config.dataset) if not why_impure(config.worker_spec) and len(config.dataset) else None
     if gather is None:
         return False
-    row = gather([0])
+    try:
+        row = gather([0])
+    except CannotGatherError:  # a Subset by an array of NumPy's, say
+        return False
     columns = [row] if isinstance(row, torch.Tensor) else row
     return batch_size * sum(column.nbytes for column in columns) <= _MOST_GATHERED_NBYTES
 

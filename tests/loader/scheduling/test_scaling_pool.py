@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from effort import examples
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Numbered, Stream
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from penstock import DataLoader, WorkerStartError
 from penstock.loader.dataloader import enable_autoscaling, runtime_of
@@ -367,6 +369,16 @@ def test_batches_that_are_one_gather_in_memory_have_no_workers_from_the_start(
     assert sum(1 for _ in loader) == 4
     if options.get("persistent_workers"):
         loader._iterator = None
+
+
+@pytest.mark.parametrize("indices", [np.arange(8), torch.arange(8, dtype=torch.int32), [-1, 3], [*np.arange(8)]])
+def test_a_subset_by_indices_that_cannot_be_gathered_has_its_samples_with_auto(
+    indices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cores(monkeypatch, 2)
+    dataset = Subset(TensorDataset(torch.arange(40)), indices)
+    found, wanted = (list(DataLoader(dataset, 3, num_workers=workers)) for workers in ("auto", 0))
+    assert str(found) == str(wanted)
 
 
 def test_an_empty_dataset_has_no_batches_with_auto() -> None:
