@@ -27,9 +27,10 @@ from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
-from penstock.loader.sampling.orders import drawn_from, order_for
+from penstock.loader.sampling.orders import drawn_from, has_lazy_iterator, order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
+from penstock.loader.sampling.unknown_order import UnknownOrder
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.workers.worker_spec import ErrorPolicy
@@ -319,6 +320,8 @@ def _leave_workers(loader: DataLoader[Any]) -> None:
     policy = runtime.autoscale
     if policy is None or not _may_leave_workers(loader) or config_of(loader).worker_type != "process":
         return
+    if isinstance(runtime.order, UnknownOrder) and not has_lazy_iterator(loader._index_sampler):
+        return  # with workers it is asked for a second iterator, as torch does, and each may draw another order
     reason = policy.why_no_workers()
     if reason:
         runtime.autoscale = None

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -415,6 +415,29 @@ def test_samples_are_watched_where_they_might_leave_something(
     loader = DataLoader(dataset, 2, num_workers=2, **arguments)
     runtime_of(loader).autoscale = AutoscalePolicy(workers=2, most=2, fixed=2)
     assert iter(loader).pipeline.scheduler.pool._options.is_watched is is_watched
+
+
+class Drawing:
+    """Draws a whole epoch's batches from the global random state when it is asked for an iterator."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(40).view(20, 2).tolist())
+
+
+def test_the_order_of_a_sampler_that_draws_when_it_is_asked_for_an_iterator_stays_that_with_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_cores(monkeypatch, 2)
+    monkeypatch.setattr(AutoscalePolicy, "why_no_workers", lambda policy: "cheap")
+    orders = []
+    for kind, workers in ((DataLoader, "auto"), (TorchDataLoader, 1)):
+        torch.manual_seed(0)
+        loader = kind(Numbered(40, (2,)), batch_sampler=Drawing(), num_workers=workers)
+        orders.append([labels.tolist() for _ in range(3) for _, labels in loader])
+    assert orders[0] == orders[1]
 
 
 @pytest.mark.parametrize(
