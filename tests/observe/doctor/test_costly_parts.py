@@ -141,6 +141,14 @@ def test_a_schedule_that_takes_a_large_part_of_every_step_is_named() -> None:
     assert "schedules-every-step" not in _names(_step_bound(wrapped, StepCalls(steps=3)))
 
 
+def test_the_scheduler_of_a_diffusion_is_no_schedule_of_a_learning_rate() -> None:
+    line = HotLine(line="train.py:9: x = noise_scheduler.step(noise, t, x).prev_sample", fraction=0.6, calls="")
+    assert "schedules-every-step" not in _names(_step_bound(line, StepCalls(steps=3)))
+    for own in ("self.lr_scheduler.step()", "if step % 2: scheduler.step()"):
+        found = _step_bound(replace(line, line=f"train.py:9: {own}"), StepCalls(steps=3))
+        assert "schedules-every-step" in _names(found)
+
+
 def _fading(start: float) -> Callable[[], None]:
     def step() -> None:
         state = torch.full((64,), start)
