@@ -76,6 +76,12 @@ def test_a_sampler_that_works_before_an_epochs_first_index_is_named(start_s: flo
     assert finding is None or finding.gain == pytest.approx((2.0 + 2.6) / 2.6)
 
 
+def test_the_start_of_a_shuffle_is_not_named_where_epochs_take_a_millisecond() -> None:
+    found = _loop(sampler_start_s=0.0004, lines=())
+    found = replace(found, settings=replace(found.settings, length=1), trials=(_trial(AS_IS, 0.0001, 0.00005),))
+    assert "costly-sampler-start" not in _names(found)
+
+
 class _Sorted(Sampler[int]):
     """Computes before the first index of an epoch."""
 
