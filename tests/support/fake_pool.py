@@ -53,6 +53,9 @@ class FakePool:
     def is_ready(self, worker: int) -> bool:
         return True
 
+    def has_effects(self) -> bool:
+        return False
+
     def outstanding(self) -> int:
         return len(self._tasks)
 

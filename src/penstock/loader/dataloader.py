@@ -24,12 +24,13 @@ from penstock.device import Device
 from penstock.distributed.rank import Distributed
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
 from penstock.loader.fallback import why_torch_iterator
-from penstock.loader.in_memory import gather_of
+from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
-from penstock.loader.sampling.orders import drawn_from, order_for
+from penstock.loader.sampling.orders import drawn_from, has_lazy_iterator, order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
+from penstock.loader.sampling.unknown_order import UnknownOrder
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.workers.worker_spec import ErrorPolicy
@@ -319,6 +320,8 @@ def _leave_workers(loader: DataLoader[Any]) -> None:
     policy = runtime.autoscale
     if policy is None or not _may_leave_workers(loader) or config_of(loader).worker_type != "process":
         return
+    if isinstance(runtime.order, UnknownOrder) and not has_lazy_iterator(loader._index_sampler):
+        return  # with workers it is asked for a second iterator, as torch does, and each may draw another order
     reason = policy.why_no_workers()
     if reason:
         runtime.autoscale = None
@@ -350,7 +353,10 @@ def _is_gathered(loader: DataLoader[Any]) -> bool:
     gather = gather_of(config.dataset) if not why_impure(config.worker_spec) and len(config.dataset) else None
     if gather is None:
         return False
-    row = gather([0])
+    try:
+        row = gather([0])
+    except CannotGatherError:  # a Subset by an array of NumPy's, say
+        return False
     columns = [row] if isinstance(row, torch.Tensor) else row
     return batch_size * sum(column.nbytes for column in columns) <= _MOST_GATHERED_NBYTES
 

@@ -263,6 +263,7 @@ def _pool(
         named=not memfd_works(),
         cores=cores_near(numa_node, most),
         is_settled=is_settled,
+        is_watched=runtime.autoscale is not None and (mode == "round_robin" or bool(why_impure(worker_spec))),
     )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from effort import examples
@@ -16,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Numbered, Stream
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset, get_worker_info
 
 from penstock import DataLoader, WorkerStartError
 from penstock.loader.dataloader import enable_autoscaling, runtime_of
@@ -345,6 +348,98 @@ def test_the_training_process_takes_over_between_two_epochs_where_nothing_was_as
         assert (loader.statistics().workers_reason == "auto: cheap") is leaves
 
 
+class Leaving(Numbered):
+    """Leaves something in the process that makes its samples."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(40, (2,))
+        self.what, self.made = what, 0
+        self.kept: list[Any] = []
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.what == "an open file" and not self.kept:
+            self.kept.append(os.open(__file__, os.O_RDONLY))  # for the next samples
+        elif self.what == "a thread" and not self.kept:
+            self.kept.append(threading.Thread(target=threading.Event().wait, daemon=True))
+            self.kept[0].start()
+        elif self.what == "a count":
+            self.made += 1
+        elif self.what == "a question who makes them":
+            assert get_worker_info().id < 2
+        elif self.what == "another random state":
+            torch.rand(())
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    "what", ["nothing", "an open file", "a thread", "a count", "a question who makes them", "another random state"]
+)
+@pytest.mark.parametrize("nest", [lambda dataset: dataset, lambda dataset: Subset(dataset, range(40))])
+def test_workers_stay_where_samples_leave_something_in_the_process_that_makes_them(
+    what: str, nest: Callable[[Leaving], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cores(monkeypatch, 2)
+    monkeypatch.setattr(
+        AutoscalePolicy, "why_no_workers", lambda policy: "" if policy.has_effects or not policy._totals[0] else "cheap"
+    )
+    loader = DataLoader(nest(Leaving(what)), 2, shuffle=True, num_workers="auto")
+    for _ in range(2):
+        assert sorted(labels_of(loader)) == list(range(40))
+    assert (loader.statistics().workers == 0) is (what == "nothing")
+
+
+def test_the_policy_keeps_its_workers_where_samples_have_left_something() -> None:
+    for has_effects, leaves in ((False, True), (True, False)):
+        policy = AutoscalePolicy(workers=2, most=2, fixed=2)
+        policy.has_effects = has_effects
+        for number in range(20):
+            timing = BatchTiming(number=number, step_ns=0, handling_ns=100_000, wait_ns=300_000, work_ns=50_000)
+            policy.note(timing)
+            policy.observe(timing)
+        assert bool(policy.why_no_workers()) is leaves
+        assert (policy.workers == 0) is leaves
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "is_watched"),
+    [
+        (Numbered(40), {}, True),
+        (Numbered(40), {"seed": 1}, True),
+        (TensorDataset(torch.arange(40)), {}, False),
+        (TensorDataset(torch.arange(40)), {"dispatch": "round_robin"}, True),
+    ],
+)
+def test_samples_are_watched_where_they_might_leave_something(
+    dataset: Any, arguments: dict[str, Any], is_watched: bool
+) -> None:
+    loader = DataLoader(dataset, 2, num_workers=2, **arguments)
+    runtime_of(loader).autoscale = AutoscalePolicy(workers=2, most=2, fixed=2)
+    assert iter(loader).pipeline.scheduler.pool._options.is_watched is is_watched
+
+
+class Drawing:
+    """Draws a whole epoch's batches from the global random state when it is asked for an iterator."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(40).view(20, 2).tolist())
+
+
+def test_the_order_of_a_sampler_that_draws_when_it_is_asked_for_an_iterator_stays_that_with_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_cores(monkeypatch, 2)
+    monkeypatch.setattr(AutoscalePolicy, "why_no_workers", lambda policy: "cheap")
+    orders = []
+    for kind, workers in ((DataLoader, "auto"), (TorchDataLoader, 1)):
+        torch.manual_seed(0)
+        loader = kind(Numbered(40, (2,)), batch_sampler=Drawing(), num_workers=workers)
+        orders.append([labels.tolist() for _ in range(3) for _, labels in loader])
+    assert orders[0] == orders[1]
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "gathers"),
     [
@@ -367,6 +462,16 @@ def test_batches_that_are_one_gather_in_memory_have_no_workers_from_the_start(
     assert sum(1 for _ in loader) == 4
     if options.get("persistent_workers"):
         loader._iterator = None
+
+
+@pytest.mark.parametrize("indices", [np.arange(8), torch.arange(8, dtype=torch.int32), [-1, 3], [*np.arange(8)]])
+def test_a_subset_by_indices_that_cannot_be_gathered_has_its_samples_with_auto(
+    indices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cores(monkeypatch, 2)
+    dataset = Subset(TensorDataset(torch.arange(40)), indices)
+    found, wanted = (list(DataLoader(dataset, 3, num_workers=workers)) for workers in ("auto", 0))
+    assert str(found) == str(wanted)
 
 
 def test_an_empty_dataset_has_no_batches_with_auto() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -100,14 +101,16 @@ def test_single_samples_may_be_meant_so() -> None:
     assert found.is_uncertain
 
 
-@pytest.mark.parametrize(("registers", "is_found"), [("each epoch", True), ("once", False), ("and removes", False)])
+@pytest.mark.parametrize(
+    ("registers", "is_found"), [("each epoch", True), ("once", False), ("and removes", False), ("and copies", False)]
+)
 def test_hooks_that_every_epoch_registers_again_are_found(registers: str, is_found: bool) -> None:
     model = torch.nn.Linear(4, 1)
     loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=16, shuffle=True)
-    epochs = LaterEpochs(loader, seconds=60.0)
+    epochs, kept = LaterEpochs(loader, seconds=60.0), []
     with contextlib.suppress(TrialsDoneError):
         for epoch in range(3):
-            if registers != "once" or not epoch:
+            if registers in ("each epoch", "and removes") or not epoch:
                 handle = model.register_forward_hook(lambda *_: None)
             if not epoch:  # which the trials examine
                 epochs.has_others = epochs.begin()
@@ -115,6 +118,8 @@ def test_hooks_that_every_epoch_registers_again_are_found(registers: str, is_fou
                 epochs.add(loader)
             if registers == "and removes":
                 handle.remove()
+            elif registers == "and copies":
+                kept.append(copy.deepcopy(model))
     epochs.guard.disarm()
     assert len(epochs.hooks) == 3
     found = Measurements(

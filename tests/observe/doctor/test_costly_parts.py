@@ -76,6 +76,12 @@ def test_a_sampler_that_works_before_an_epochs_first_index_is_named(start_s: flo
     assert finding is None or finding.gain == pytest.approx((2.0 + 2.6) / 2.6)
 
 
+def test_the_start_of_a_shuffle_is_not_named_where_epochs_take_a_millisecond() -> None:
+    found = _loop(sampler_start_s=0.0004, lines=())
+    found = replace(found, settings=replace(found.settings, length=1), trials=(_trial(AS_IS, 0.0001, 0.00005),))
+    assert "costly-sampler-start" not in _names(found)
+
+
 class _Sorted(Sampler[int]):
     """Computes before the first index of an epoch."""
 
@@ -139,6 +145,14 @@ def test_a_schedule_that_takes_a_large_part_of_every_step_is_named() -> None:
     assert _names(_step_bound(line, StepCalls(steps=3)))[0] == "schedules-every-step"
     wrapped = replace(line, line="train.py:8: optimizer.step()", calls="torch.optim.lr_scheduler.wrap_step.wrapper")
     assert "schedules-every-step" not in _names(_step_bound(wrapped, StepCalls(steps=3)))
+
+
+def test_the_scheduler_of_a_diffusion_is_no_schedule_of_a_learning_rate() -> None:
+    line = HotLine(line="train.py:9: x = noise_scheduler.step(noise, t, x).prev_sample", fraction=0.6, calls="")
+    assert "schedules-every-step" not in _names(_step_bound(line, StepCalls(steps=3)))
+    for own in ("self.lr_scheduler.step()", "if step % 2: scheduler.step()"):
+        found = _step_bound(replace(line, line=f"train.py:9: {own}"), StepCalls(steps=3))
+        assert "schedules-every-step" in _names(found)
 
 
 def _fading(start: float) -> Callable[[], None]:

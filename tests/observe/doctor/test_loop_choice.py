@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -47,6 +47,69 @@ def _statistics(loader: DataLoader) -> None:
     for images, _ in loader:
         total += images.sum(0)
     assert total[0] == sum(range(64))
+
+
+def _look_until_break(loader: DataLoader, most: int = 4) -> None:
+    for at, (images, _) in enumerate(_as_given(loader)):
+        assert len(images) == 2
+        if at == most - 1:
+            break
+
+
+def _as_given(loader: DataLoader) -> Iterator[list[torch.Tensor]]:
+    yield from loader  # as a progress bar does
+
+
+def _look_and_break(loader: DataLoader) -> None:
+    for images, _ in loader:
+        assert len(images) == 2
+        break
+
+
+@pytest.mark.parametrize("look", [_look_and_break, _look_until_break, lambda loader: _look_until_break(loader, 1)])
+def test_a_look_at_a_few_batches_after_the_optimizer_was_made_is_not_the_loop_to_examine(
+    look: Callable[[DataLoader], None],
+) -> None:
+    def train() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        look(DataLoader(Held(64, (3,)), batch_size=2))
+        while True:
+            for images, _ in DataLoader(Numbered(64, (3,)), batch_size=4):
+                model(images).sum().backward()
+                optimizer.step()
+
+    found = examine(train, seconds=0.6)
+    assert (found.error, found.settings.dataset) == ("", "Numbered")
+
+
+def _take_by_map(loader: DataLoader) -> None:
+    batches = iter(loader)
+
+    def take(_: int) -> list[torch.Tensor]:
+        return next(batches)
+
+    for _ in map(take, range(1_000_000)):
+        pass
+
+
+def _take_in_a_test(loader: DataLoader) -> None:
+    batches = iter(loader)
+    while next(batches, None) is not None:
+        pass
+
+
+def _take_on_one_line(loader: DataLoader) -> None:
+    batches = iter(loader)
+    while True: next(batches)  # fmt: skip  # noqa: E701
+
+
+@pytest.mark.parametrize("take", [_take_by_map, _take_in_a_test, _take_on_one_line])
+def test_a_loop_that_takes_each_batch_by_next_is_examined_however_it_is_written(
+    take: Callable[[DataLoader], None],
+) -> None:
+    found = examine(lambda: take(DataLoader(Held(64, (3,)), batch_size=2)), seconds=0.6)
+    assert (found.error, found.settings.dataset) == ("", "Held")
 
 
 @pytest.mark.parametrize("before", [lambda loader: next(iter(loader)), _statistics], ids=["a look", "statistics"])

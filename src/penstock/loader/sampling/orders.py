@@ -15,6 +15,7 @@ Drawing an index costs some ten nanoseconds. No sample is made again.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -241,6 +242,11 @@ def plain_batches(sampler: Any) -> tuple[Any, int, bool] | None:
     if type(sampler) is not BatchSampler:
         return None
     return sampler.sampler, sampler.batch_size, sampler.drop_last
+
+
+def has_lazy_iterator(sampler: Any) -> bool:
+    """Return whether it changes nothing to ask a sampler for an iterator of which nothing is taken."""
+    return type(sampler) is BatchSampler or inspect.isgeneratorfunction(type(sampler).__iter__)
 
 
 def seed_drawn_from(random_state: torch.Tensor) -> tuple[int, torch.Tensor]:

@@ -151,6 +151,8 @@ class AutoscalePolicy:
         self.is_persistent = False
         """Whether a fixed number stays for all epochs, because its workers do."""
         self.fixed_reason = _GUESS
+        self.has_effects = False
+        """Whether it would be noticed if the training process made the samples; see `lasting_effects`."""
         self.start_ns = START_NS
         """How long the start of a worker takes, as far as it is known."""
         self.reason = "to begin with"
@@ -353,7 +355,9 @@ class AutoscalePolicy:
         self._checked = None
 
     def _is_tiny(self, summary: _Summary) -> bool:
-        if self.workers == 0 or self.least or len(self._timings) < _WINDOW or self._handling_ns is None:
+        if self.workers == 0 or self.least or self.has_effects:
+            return False
+        if len(self._timings) < _WINDOW or self._handling_ns is None:
             return False
         return summary.typical_ns < _TINY * self._handling_ns
 
@@ -427,7 +431,7 @@ class AutoscalePolicy:
         workers that are forked later would share the files that the dataset opens here.
         """
         batches, step_ns, handling_ns, wait_ns, work_ns, _ = self._totals
-        if batches < _WINDOW or self.is_persistent or self.least:
+        if batches < _WINDOW or self.is_persistent or self.least or self.has_effects:
             return ""
         loop_ns, alone_ns = step_ns + handling_ns + wait_ns, step_ns + work_ns
         if alone_ns >= _TINY * loop_ns or (self.fixed < self.most and work_ns >= _TINY * handling_ns):

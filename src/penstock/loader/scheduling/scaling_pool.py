@@ -92,6 +92,7 @@ class ScalingPool:
             work_ns=batch.work_ns,
             busy_ns=batch.busy_ns,
         )
+        policy.has_effects = policy.has_effects or self._pool.has_effects()
         if self._dispatch.mode != "demand":
             if before is not None:
                 policy.note(timing)

@@ -4,8 +4,9 @@ It has 64-bit cells, few enough to be read by eye in a debugger:
 
     cell 0                the epoch that is running; a worker that finds another one abandons its task
     cell 1                twice the number of workers; 1 more when that is settled, because a worker has asked for it
-    cell 2 + 2·w          worker w: sequence number + 1 of the task it claimed, 0 before its first
-    cell 3 + 2·w          worker w: the row of that task which it is making; before its first, 1 when it is ready; IDLE
+    cell 2                1 when a sample has left something in its worker (`workers.lasting_effects`)
+    cell 3 + 2·w          worker w: sequence number + 1 of the task it claimed, 0 before its first
+    cell 4 + 2·w          worker w: the row of that task which it is making; before its first, 1 when it is ready; IDLE
                           when its result has been sent
 
 and one lock file. A worker takes a message from the shared queue and writes its claim under a POSIX record lock,
@@ -25,7 +26,7 @@ from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, att
 IDLE = (1 << 64) - 1
 """In place of a row: the worker has no task."""
 
-_WORKERS = 1
+_WORKERS, _EFFECTS, _CLAIMS = 1, 2, 3
 
 
 class ControlPage:
@@ -39,7 +40,7 @@ class ControlPage:
     @classmethod
     def make(cls, workers: int, *, named: bool) -> ControlPage:
         """Make the page for `workers` workers, all cells 0."""
-        segment = create(8 * (2 + 2 * workers), named=named)
+        segment = create(8 * (_CLAIMS + 2 * workers), named=named)
         return cls(segment, _lock_file())
 
     @classmethod
@@ -73,10 +74,19 @@ class ControlPage:
             self.cells[_WORKERS] |= 1
             return self.cells[_WORKERS] >> 1
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether a sample has left something in its worker."""
+        return bool(self.cells[_EFFECTS])
+
+    def note_effects(self) -> None:
+        """Note that a sample has left something in its worker."""
+        self.cells[_EFFECTS] = 1
+
     @staticmethod
     def claim_cell(worker: int) -> int:
         """Return which cell has the claim of `worker`; the next one has its row."""
-        return 2 + 2 * worker
+        return _CLAIMS + 2 * worker
 
     def claimed(self, worker: int) -> int | None:
         """Return the sequence number of the task that `worker` claimed last."""

@@ -150,6 +150,13 @@ class Pool(Protocol):
         """Return whether a worker that was started has opened its dataset and takes tasks."""
         ...
 
+    def has_effects(self) -> bool:
+        """Return whether a sample is known to have left something in its worker that would be noticed in this process.
+
+        See `lasting_effects`; only processes are looked at.
+        """
+        ...
+
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         ...

@@ -57,6 +57,7 @@ class ProcessPool:
         cores: where the workers run, or None for anywhere.
         is_settled: whether `reported_workers` is final; else `plan_workers` may change it, until a worker asks for it
             or `settle_workers` is called.
+        is_watched: whether workers look for what `has_effects` returns.
 
     Raises:
         UnpicklableError: the spec cannot travel to the workers (`start`, too).
@@ -75,6 +76,7 @@ class ProcessPool:
         named: bool,
         cores: frozenset[int] | None = None,
         is_settled: bool = True,
+        is_watched: bool = False,
     ) -> None:
         self.size = workers
         self._worker_spec = worker_spec
@@ -86,6 +88,7 @@ class ProcessPool:
             named=named,
             cores=cores,
             is_settled=is_settled,
+            is_watched=is_watched,
         )
         self._segments: dict[int, SharedSegment] = {}
         self._outstanding: dict[int, Task] = {}
@@ -179,6 +182,10 @@ class ProcessPool:
     def settle_workers(self) -> None:
         """Have all workers, and those that replace them, know the number that was planned."""
         self._options = replace(self._options, workers=self._control.settle_workers(), is_settled=True)
+
+    def has_effects(self) -> bool:
+        """Return whether a sample has left something in its worker that would be noticed in this process."""
+        return self._control.has_effects
 
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""

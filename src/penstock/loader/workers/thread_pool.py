@@ -107,6 +107,10 @@ class ThreadPool:
         """Return True: threads start at once."""
         return True
 
+    def has_effects(self) -> bool:
+        """Return False: nobody looks for them."""
+        return False
+
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)

@@ -37,10 +37,15 @@ class WorkerOptions:
     """Its shards of an iterable dataset, by their positions in the round."""
     epoch: int | None = None
     """The pass of a stream in which the predecessor died; the pickled spec may be of an earlier one."""
+    is_watched: bool = False
+    """Whether it is to be found out if the training process could make its samples unnoticed; see `lasting_effects`."""
 
 
 _settle_workers: Callable[[], int] | None = None
 """In a worker process that does not know yet how many workers there will be: returns the number, and settles it."""
+
+
+_is_info_read = False
 
 
 class UnsettledInfo(worker.WorkerInfo):
@@ -52,7 +57,8 @@ class UnsettledInfo(worker.WorkerInfo):
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        global _settle_workers
+        global _settle_workers, _is_info_read
+        _is_info_read = True
         if _settle_workers is not None and name not in ("id", "seed", "dataset"):
             settle, _settle_workers = _settle_workers, None
             object.__setattr__(self, "num_workers", settle())
@@ -67,8 +73,16 @@ class UnsettledInfo(worker.WorkerInfo):
 UnsettledInfo.__name__ = UnsettledInfo.__qualname__ = "WorkerInfo"
 
 
-def _install_unsettled(settle_workers: Callable[[], int]) -> None:
-    """Have `get_worker_info()` find out how many workers there are only when that is asked for."""
+def is_info_read() -> bool:
+    """Return whether anything has been read of what `get_worker_info()` returns, in a worker that is watched."""
+    return _is_info_read
+
+
+def _install_unsettled(settle_workers: Callable[[], int] | None) -> None:
+    """Have `get_worker_info()` find out how many workers there are only when that is asked for.
+
+    Without `settle_workers` that is known, and it is only noted that something was asked for.
+    """
     global _settle_workers
     info: Any = worker.get_worker_info()
     worker._worker_info = UnsettledInfo(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset)
@@ -112,7 +126,7 @@ class WorkerContext:
                 worker_spec.dataset.set_epoch(options.epoch)
             install = functools.partial(install_info, base_seed=options.base_seed)
             install(own, worker_spec)
-            if settle_workers is not None:
+            if settle_workers is not None or options.is_watched:
                 _install_unsettled(settle_workers)
             if worker_spec.init_fn is not None:
                 worker_spec.init_fn(options.worker)

@@ -131,6 +131,9 @@ class Thresholds:
     startup_fraction: float = _threshold(
         0.25, "of an epoch's time", "starting workers is worth a change if it takes more of the epoch"
     )
+    sampler_start_s: float = _threshold(
+        0.01, "s", "a shuffle of torch's takes less, for a hundred thousand samples; a good part of a tiny epoch"
+    )
     persistent_gain: float = _threshold(
         1.15, "times as fast", "persistent workers that gain this in the trial are named even for longer epochs"
     )

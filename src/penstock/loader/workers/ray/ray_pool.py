@@ -118,6 +118,10 @@ class RayPool:
 
     # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
+    def has_effects(self) -> bool:
+        """Return False: nobody looks for them."""
+        return False
+
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._tasks.outstanding)

@@ -130,7 +130,7 @@ def costly_sampler_start(measured: Measurements) -> Finding | None:
     """The sampler works before it gives the first index, as one that makes all samples to sort them by length."""
     start_s, own = required(measured.samples).sampler_start_s, measured.settings
     epoch_s = start_s + (own.length or math.inf) * (required(measured.as_is).batch_s or math.inf)
-    if start_s < THRESHOLDS.startup_fraction * epoch_s:
+    if start_s < max(THRESHOLDS.sampler_start_s, THRESHOLDS.startup_fraction * epoch_s):
         return None
     return Finding(
         name="costly-sampler-start",

@@ -182,7 +182,8 @@ STEP_PATTERNS = (
     ),
     StepPattern(
         "schedules-every-step",
-        re.compile(r"sched\w*\.step\(", re.IGNORECASE),  # torch's schedules wrap optimizer.step(), too
+        # torch's schedules wrap optimizer.step(), too; and a diffusion's scheduler returns what its step has made
+        re.compile(r"[:;] [\w.\[\]]*sched\w*\.step\(", re.IGNORECASE),
         "The learning rate's schedule takes a large part of every step.",
         "compute all its factors once, before the loop: factors = [f(step) for step in range(steps)], and "
         "LambdaLR(optimizer, factors.__getitem__); or make its step once per epoch",

@@ -24,7 +24,7 @@ from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
-from penstock.observe.doctor.trials.loop_frames import is_in_for, is_single_look
+from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
@@ -61,12 +61,14 @@ class _ProgramIterator:
             raise StopIteration
         if scheduler.goes_on and self._batches is not scheduler:
             return self._later_batch()
+        if self._batches is not scheduler:
+            scheduler.forget_a_look()
         if scheduler.loader is None and self._is_examined(sys._getframe(1)):
             self._batches = None
             check_collects(self._loader, sys._getframe(1))
             scheduler.evaluation_loaders.look_around()
             scheduler.is_cycled = any(isinstance(one, itertools.cycle) for one in gc.get_referrers(self))
-            scheduler.begin_program(self._loader)
+            scheduler.begin_program(self._loader, self, is_repeated=is_in_a_loop(sys._getframe(1)))
         if self._batches is scheduler or scheduler.examines(self._loader, training=torch.is_grad_enabled()):
             if self._batches is None:
                 self._batches = scheduler

@@ -34,6 +34,9 @@ from penstock.observe.doctor.trials.optimizer_watch import OptimizerWatch
 from penstock.observe.doctor.trials.other_loops import OtherLoops, RepeatedPasses
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 
+_LOOK_BATCHES = 10
+"""A loop that is in no other, and is left for good after so few batches, was a look at some of them."""
+
 _NOTICE = "penstock: no training loop over a DataLoader has started yet; stop with Ctrl-C if there is none\n"
 
 
@@ -76,6 +79,8 @@ class TrialScheduler:
         self.batches_requested = 0
         self.loaders_created = 1
         self._made_anew: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._examined_by: Callable[[], object] | None = None
+        """Returns the iterator that began the examined loop; None when it is gone, or the loop may begin again."""
         self.is_cycled = False
         self.collected_at = ""
         """The line of a program that takes all batches of an epoch at once: its loader is examined alone."""
@@ -208,15 +213,32 @@ class TrialScheduler:
         self._session = LoopSession(loader, sources, budget, self.step_calls, self.activity)
         self._session.start()
 
-    def begin_program(self, loader: DataLoader[Any]) -> None:
-        """Examine the loop over `loader` of a program, which may have more epochs; as `begin` otherwise."""
+    def begin_program(self, loader: DataLoader[Any], iterator: object, *, is_repeated: bool) -> None:
+        """Examine the loop over `loader` of a program, which may have more epochs; as `begin` otherwise.
+
+        Args:
+            loader: whose batches the loop requests.
+            iterator: from which it does so.
+            is_repeated: whether another loop is around it.
+        """
+        self._examined_by = None if is_repeated else weakref.ref(iterator)
         self.later_epochs = LaterEpochs(loader, self._seconds, self._clock)
         self.begin(loader)
+
+    def forget_a_look(self) -> None:
+        """Wait for another loop if the examined one was left after a few batches, and does not begin again."""
+        examined_by = self._examined_by
+        if examined_by is None or examined_by() is not None or self.batches_requested > _LOOK_BATCHES:
+            return
+        accepts_any = self.accepts_any
+        self.reset()
+        self.accepts_any = accepts_any
 
     def reset(self) -> None:
         """Forget the loop that was examined: another one is to be."""
         self.close()
-        self._session = self.later_epochs = None
+        self._session = self.later_epochs = self._examined_by = None
+        self.step_calls, self.activity = StepCallRecorder(), WorkerActivityProbe()
         self.accepts_any = False
         self.passive_s, self._prepares_since = 0.0, None
         self.iterators_created = 0

@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from penstock.loader.dataloader import DataLoader as PenstockLoader
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
-from penstock.observe.doctor.probes.steps.module_hooks import count_hooks
+from penstock.observe.doctor.probes.steps.module_hooks import ModuleHooks
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trials.epochs.write_guard import WriteGuard
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
@@ -57,6 +57,7 @@ class LaterEpochs:
         self._is_same = True
         self._is_over = False
         self.guard = WriteGuard()
+        self._module_hooks: ModuleHooks
         self.hooks: list[int] = []
         """How many hooks modules have had: after the program's first epoch, and at the start of each later one."""
         self.is_running = False
@@ -72,7 +73,8 @@ class LaterEpochs:
             return False
         self._until = self._clock() + self._limit_s
         self.is_running = True
-        self.hooks.append(count_hooks())
+        self._module_hooks = ModuleHooks()
+        self.hooks.append(self._module_hooks.count())
         self.guard.arm()
         return True
 
@@ -104,7 +106,7 @@ class LaterEpochs:
         """
         self._epochs += 1
         self._is_same = self._is_same and order_of(loader) == self._first
-        self.hooks.append(count_hooks())
+        self.hooks.append(self._module_hooks.count())
         is_looked_at = self._is_same or self.has_others or self.hooks[-1] > self.hooks[0]
         if not is_looked_at or self._epochs >= _EPOCHS:
             self._is_over = True
