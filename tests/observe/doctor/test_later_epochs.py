@@ -27,8 +27,8 @@ from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.step_results import StepCalls
 from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource, RepeatedBatchSource
-from penstock.observe.doctor.trials.examined_loop import run_loop
 from penstock.observe.doctor.trials.epochs.later_epochs import order_of
+from penstock.observe.doctor.trials.examined_loop import run_loop
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
