@@ -18,9 +18,10 @@ class Doctor:
     """Find the bottleneck of a training loop, and the line to change.
 
     A script, or a module after -m, is run as `penstock run` does: its first training loop over a DataLoader is
-    examined, and the program is ended inside of that loop. module:object, as in train:main, is a DataLoader (torch's or
-    penstock's); a function that returns one; a pair (loader, step), or a function that returns one, where step(batch)
-    is the training step; or a function that runs a training loop. Functions are called without arguments; what follows
+    examined, and the program is ended inside of that loop. Where it trains without a DataLoader, its steps are, from
+    one optimizer.step() to the next. module:object, as in train:main, is a DataLoader (torch's or penstock's); a
+    function that returns one; a pair (loader, step), or a function that returns one, where step(batch) is the training
+    step; or a function that runs a training loop. Functions are called without arguments; what follows
     a "--" is the program's sys.argv. The code needs no changes. The doctor loads real samples and runs real training
     steps.
 

@@ -210,7 +210,7 @@ def _run_trials(
         with time_limit(_PREPARING_S, TrialsDoneError, scheduler.tick):
             run_loop(loop, scheduler)
     except TrialsDoneError:
-        if not any(trial.windows for trial in scheduler.trials()):
+        if scheduler.without_loader.began_at is None and not any(trial.windows for trial in scheduler.trials()):
             log.add(f"the loop: its first batches took longer than {seconds:.0f} s; give more --seconds")
     except Exception as raised:
         # After the trials, a program gets fewer batches than it may need.

@@ -64,7 +64,8 @@ def render(measured: Measurements, diagnosis: Diagnosis) -> str:
         *_paragraph(f"{diagnosis.verdict.cause} {_sentence(diagnosis.verdict.evidence)}", "  "),
     ]
     lines += _remedies(diagnosis)
-    lines += ["", *_cost_table(measured), "", *_trial_lines(measured)]
+    lines += ["", *_cost_table(measured)]
+    lines += ["", *_trial_lines(measured)] if measured.settings.kind else []
     lines += ["", *_facts(measured)]
     if measured.notes:
         lines += ["", "Not measured", *(line for note in measured.notes for line in _paragraph(note, "  "))]

@@ -184,6 +184,9 @@ class MemoryGrowth:
     is_emptied: bool
     """Whether each epoch may begin with an empty one."""
 
+    is_of_views: bool = False
+    """Whether most of it is the rest of tensors of which a part is kept."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallStatement:

@@ -386,6 +386,9 @@ class Thresholds:
     no_gradient_loop_s: float = _threshold(
         3.0, "s", "a loop without gradients that lasts longer (or 0.3 of the time) is what the program is about"
     )
+    certain_startup_gain: float = _threshold(
+        1.3, "times as fast without it", "nothing hides the start of a sampler: so much of an epoch comes first"
+    )
     bare_steps: int = _threshold(
         20,
         "steps of an optimizer",

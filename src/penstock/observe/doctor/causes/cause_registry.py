@@ -9,6 +9,7 @@ from penstock.observe.doctor.causes import (
     costly_parts,
     epochs,
     failures,
+    kept_memory,
     layers,
     processors,
     sample_lines,
@@ -42,6 +43,7 @@ ABOUT_STEP: tuple[Cause, ...] = (
     step.operations_in_a_loop,
     step.costly_step_line,
     step.computes_outside_torch,
+    step.costly_now_and_then,
     step.steps_grow,
 )
 """Causes that make steps slow, or lie between them: before those about loading where the loop hardly waits."""
@@ -87,8 +89,8 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     epochs.same_order,
     epochs.not_shuffled,
     samples.float64_samples,
-    step.graphs_kept,
-    step.kept_by_the_program,
+    kept_memory.graphs_kept,
+    kept_memory.kept_by_the_program,
     worker_memory.kept_by_the_dataset,
 )
 """Causes that make a result wrong, or that fill the memory until a program ends, and no loop slow."""
@@ -107,6 +109,7 @@ CAUSES: tuple[Cause, ...] = (
     epochs.other_loader_restarted,
     worker_count.one_lock,
     stored_data.tensors_as_keys,
+    costly_parts.sampler_start_beyond_samples,
     *sample_lines.LINE_PATTERNS,
     sample_lines.read_again_for_each_sample,
     sample_lines.same_for_every_sample,

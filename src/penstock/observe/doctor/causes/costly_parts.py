@@ -144,6 +144,13 @@ def costly_sampler_start(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("costly-sampler-start", "samples", "as_is")
+def sampler_start_beyond_samples(measured: Measurements) -> Finding | None:
+    """The same, where it is so much of an epoch that nothing of a single sample can be worth more."""
+    found = costly_sampler_start.find(measured)
+    return found if found is not None and (found.gain or 0.0) >= THRESHOLDS.certain_startup_gain else None
+
+
 @cause("costly-collate", "samples")
 def costly_collate(measured: Measurements) -> Finding | None:
     """The program's own collate function takes most of the time to make a batch."""

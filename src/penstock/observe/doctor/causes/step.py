@@ -8,12 +8,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import ask, cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.step_results import CallStatement, MemoryGrowth, StepCall, StepCalls
+from penstock.observe.doctor.step_results import CallStatement, StepCall, StepCalls
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE, Trial
 from penstock.observe.record.finding import Finding
@@ -128,16 +127,18 @@ class StepPattern:
         return _costs_every_step(self.name, often, required(measured.as_is), self.cause, self.remedy)
 
 
+_SAVES = re.compile(
+    r" torch\.(serialization|distributed\.checkpoint)\.|\btorch\.save\("
+    r"|\bsave_(file|pretrained|checkpoint|state)\("
+    r"|\b(pickle|json)\.dump\(|\bnp\.save\w*\(|\.savefig\(|\.to_(csv|parquet|pickle)\("
+    # a call into C that takes long may be seen at the line after it
+    r"|\bos\.(replace|rename|fsync)\(|\bshutil\.(copy|move)\w*\("
+)
+
 STEP_PATTERNS = (
     StepPattern(
         "saves-every-step",
-        re.compile(
-            r" torch\.(serialization|distributed\.checkpoint)\.|\btorch\.save\("
-            r"|\bsave_(file|pretrained|checkpoint|state)\("
-            r"|\b(pickle|json)\.dump\(|\bnp\.save\w*\(|\.savefig\(|\.to_(csv|parquet|pickle)\("
-            # a call into C that takes long may be seen at the line after it
-            r"|\bos\.(replace|rename|fsync)\(|\bshutil\.(copy|move)\w*\("
-        ),
+        _SAVES,
         "Every step, or every few of them, writes a file.",
         "save once per epoch or every few hundred steps, or in the background: torch.distributed.checkpoint.async_save",
     ),
@@ -297,6 +298,41 @@ def computes_outside_torch(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("costly-now-and-then", "as_is")
+def costly_now_and_then(measured: Measurements) -> Finding | None:
+    """A program without a DataLoader does something in a few of its steps that takes much of its time.
+
+    Epochs over a loader do not end while they are examined; what those do between them has causes of its own.
+    """
+    if measured.settings.kind:
+        return None
+    rare = [line for line in measured.step_lines if not _is_often(line) and _is_beside_models(line, measured)]
+    fraction, turns = sum(line.fraction for line in rare), max((line.turns_fraction for line in rare), default=0.0)
+    if fraction < THRESHOLDS.untrained_line_fraction:
+        return None
+    shown = "; ".join(map(describe_line, rare))
+    is_saved = _SAVES.search(f"{rare[0].line} {rare[0].calls}") is not None
+    return Finding(
+        name="costly-now-and-then",
+        cause="What the program does in a few of its steps takes a large part of its time.",
+        evidence=f"{fraction:.0%} of the time, in {turns:.0%} of the steps: {shown}",
+        remedy=(
+            "save more rarely, and only state_dict()s: an object is pickled with all that it refers to"
+            if is_saved
+            else "do it more rarely, or for whole arrays at once (NumPy, torch) where Python handles one after another"
+        ),
+        gain=1 / (1 - fraction) if fraction < THRESHOLDS.estimated_fraction else None,
+    )
+
+
+def _is_beside_models(line: HotLine, measured: Measurements) -> bool:
+    if _SAVES.search(f"{line.line} {line.calls}"):
+        return True
+    if line.calls:
+        return not line.calls.startswith("torch")
+    return not measured.machine.accelerator  # where a line may wait for the device
+
+
 @cause("same-in-every-step", "as_is", "constant_lines")
 def same_in_every_step(measured: Measurements) -> Finding | None:
     """The step computes anew what depends on nothing that changes: positions, masks, graphs, anchors."""
@@ -339,61 +375,6 @@ def debugging_every_step(measured: Measurements) -> Finding | None:
         evidence=f"in the observed steps: {'; '.join(modes)}",
         remedy="turn it off, or on for a few steps only",
     )
-
-
-@cause("graphs-kept", "step_calls")
-def graphs_kept(measured: Measurements) -> Finding | None:
-    """Losses of all steps are kept with their graphs.
-
-    Source: PyTorch's FAQ, "Don't accumulate history across your training loop".
-    """
-    step = required(measured.step_calls)
-    if step.graphs_held_by is None:
-        return None
-    return Finding(
-        name="graphs-kept",
-        cause="Every step keeps its loss with the graph that computed it, so memory grows with each step.",
-        evidence=f"after {step.steps} steps the graphs of all of them were alive; {step.graphs_held_by} holds them",
-        remedy="keep the value alone: loss.detach(), or loss.item() where nothing waits for a device",
-    )
-
-
-@cause("kept-by-the-program", "memory_growth")
-def kept_by_the_program(measured: Measurements) -> Finding | None:
-    """A variable of the program keeps something of every step.
-
-    What an epoch may begin anew counts if it is much by the epoch's end, or if graphs are kept, which nothing needs
-    after their step.
-    """
-    kept, length = required(measured.memory_growth), measured.settings.length
-    if measured.step_calls is not None and measured.step_calls.graphs_held_by is not None:
-        return None  # `graphs-kept` says it
-    epoch_nbytes = kept.step_nbytes * (length or 0)
-    if kept.is_emptied and not kept.has_graph and epoch_nbytes < THRESHOLDS.kept_epoch_nbytes:
-        return None
-    in_epoch = f", {size_text(epoch_nbytes)} in an epoch of {length} batches" if length else ""
-    what = "a tensor with the graph that computed it" if kept.has_graph else "something"
-    return Finding(
-        name="kept-by-the-program",
-        cause=f"{kept.name} keeps {what} of every step, so memory grows with each step.",
-        evidence=(
-            f"{kept.name} ({_KINDS.get(kept.kind, kept.kind)}) grew with each of {kept.steps} steps, by "
-            f"{size_text(kept.step_nbytes)}{in_epoch}"
-        ),
-        remedy=_keep_less(kept),
-    )
-
-
-_LRU_CACHE = "_lru_cache_wrapper"
-_KINDS = {_LRU_CACHE: "functools.lru_cache"}
-
-
-def _keep_less(kept: MemoryGrowth) -> str:
-    if kept.has_graph:
-        return "keep the value alone: .detach(), or .item() where nothing waits for a device; no create_graph=True"
-    if kept.kind == _LRU_CACHE:
-        return "limit its size (maxsize=), or take it off: what it is asked for is new in each step"
-    return "keep what is needed of it, as a number; or bound it: collections.deque(maxlen=...), or write it to a file"
 
 
 def _costs_every_step(name: str, lines: Sequence[HotLine], now: Trial, cause: str, remedy: str) -> Finding | None:

@@ -5,7 +5,8 @@ The loop may be
     a DataLoader                       measured alone: what it costs, and what would make it faster
     a function that returns one        the same
     a pair (loader, step)              step(batch) is the training step; also a function that returns such a pair
-    any other function                 it is called, and its first training loop over a DataLoader is examined
+    any other function                 it is called, and its first training loop over a DataLoader is examined; where
+                                       it trains without one, its steps
 
 The function takes no arguments. It is ended from inside its loop when all trials are over. The first training loop is
 the first one with gradients; a function that only loops without them, and not for long, is called a second time.
@@ -49,6 +50,8 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
         if scheduler.later_epochs is not None and scheduler.later_epochs.is_running:
             scheduler.later_epochs.has_ended = True
             return
+        if scheduler.loader is None and scheduler.without_loader.began_at is not None and not _is_loop(returned):
+            return
         if not _is_loop(returned):
             _check_has_looped(scheduler, returned)
             return
@@ -86,9 +89,11 @@ def _is_loop(returned: Any) -> bool:
 
 def _check_has_looped(scheduler: TrialScheduler, returned: Any) -> None:
     if scheduler.loader is None:
+        steps = scheduler.without_loader.steps
+        trained = f", and its optimizer made only {steps} steps, too few or too quick to examine" if steps else ""
         raise OptionError(
-            f"the function returned {_describe_type(returned)} and looped over no DataLoader; return a DataLoader or "
-            "(loader, step), or loop over one"
+            f"the function returned {_describe_type(returned)} and looped over no DataLoader{trained}; return a "
+            "DataLoader or (loader, step), loop over one, or train for longer"
         )
 
 

@@ -23,8 +23,8 @@ from penstock.observe.doctor.trials.loop_frames import users_frames
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.window_timer import WindowTimer
 
-_LINES = 0.4
-"""Of the time, what is looked at; the rest is timed."""
+_LINES, _LEAST_TIMED = 0.4, 0.3
+"""Of the time, what is looked at after the observed steps, and what is timed at least."""
 
 
 class LoopWithoutLoader:
@@ -47,9 +47,11 @@ class LoopWithoutLoader:
         self._memory = MemoryWatch()
         self._windows: list[Any] = []
         self._optimizer: int | None = None
-        self._steps = 0
+        self.steps = 0
+        """How many its first optimizer has made."""
         self._first_at = 0.0
-        self._is_timing = False
+        self._looks_since: float | None = None
+        self._window_s = 0.0
 
     def note_step(self, optimizer: object) -> None:
         """Note that an optimizer of the program has made a step.
@@ -62,10 +64,10 @@ class LoopWithoutLoader:
             self._optimizer, self._first_at = id(optimizer), now
         if id(optimizer) != self._optimizer:
             return
-        self._steps += 1
+        self.steps += 1
         if self.began_at is not None:
             self._advance(now)
-        elif self._steps > THRESHOLDS.bare_steps and now - self._first_at > self._patience_s():
+        elif self.steps > THRESHOLDS.bare_steps and now - self._first_at > self._patience_s():
             self.began_at = now
             self.step_calls.enter()
 
@@ -75,7 +77,7 @@ class LoopWithoutLoader:
         Raises:
             TrialsDoneError: it is over.
         """
-        most_s = THRESHOLDS.overrun * self._seconds + THRESHOLDS.overrun_s
+        most_s = (1 + _LEAST_TIMED) * self._seconds + THRESHOLDS.overrun_s
         if self.began_at is not None and self._clock() - self.began_at > most_s:
             self._end()
 
@@ -94,28 +96,28 @@ class LoopWithoutLoader:
     def _advance(self, now: float) -> None:
         self.step_calls.leave()
         assert self.began_at is not None
-        if self._is_timing:
+        if self._window_s:
             self._time_step(now)
-        elif now - self.began_at > _LINES * self._seconds and self.step_lines.looks:
-            self.step_lines.stop()
-            self._is_timing = True
-            self._begin_window()
-        elif self.step_calls.steps < THRESHOLDS.observed_steps:
+        elif self._looks_since is None and self.step_calls.steps < THRESHOLDS.observed_steps:
             self.step_calls.enter()
-        else:
-            self.step_lines.turn = self._steps
+        elif self._looks_since is None or now - self._looks_since < _LINES * self._seconds:
+            self._looks_since = now if self._looks_since is None else self._looks_since
+            self.step_lines.turn = self.steps
             self.step_lines.start()
+        else:
+            self.step_lines.stop()
+            left_s = max(_LEAST_TIMED * self._seconds, self.began_at + self._seconds - now)
+            self._window_s = left_s / THRESHOLDS.windows_per_source
+            self._begin_window()
 
     def _time_step(self, now: float) -> None:
-        assert self.began_at is not None
         self._timer.on_request(now)
         self._timer.on_return(now, now)
-        window_s = (1 - _LINES) * self._seconds / THRESHOLDS.windows_per_source
-        if self._timer.elapsed_s(now) < window_s:
+        if self._timer.elapsed_s(now) < self._window_s:
             return
         self._windows.append(self._timer.window(now))
         self._memory.end_window(self._timer.batches, users_frames(sys._getframe()))
-        if len(self._windows) >= THRESHOLDS.windows_per_source or now - self.began_at > self._seconds:
+        if len(self._windows) >= THRESHOLDS.windows_per_source:
             self._end()
         self._begin_window()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -71,13 +71,28 @@ def last_elements(value: Any, number: int) -> list[Any]:
     return [*value][-number:]
 
 
-def nbytes_and_graph(value: Any) -> tuple[int, bool]:
-    """Return about how many bytes a value has, those of its parts too, and whether a tensor in it has a graph.
+class Held(NamedTuple):
+    """What a value keeps alive."""
 
-    >>> nbytes_and_graph({"loss": torch.ones(250, requires_grad=True).exp()})[1]
+    nbytes: int
+    """About how much memory."""
+
+    unused_nbytes: int
+    """How much of that belongs to tensors of which only a part is there."""
+
+    has_graph: bool
+    """Whether a tensor has the graph that computed it."""
+
+
+def measure_held(value: Any) -> Held:
+    """Return what a value and its parts keep alive.
+
+    >>> measure_held({"loss": torch.ones(250, requires_grad=True).exp()}).has_graph
     True
+    >>> measure_held([torch.ones(100, 250)[7]]).unused_nbytes
+    99000
     """
-    nbytes, has_graph = 0, False
+    nbytes, used, has_graph = 0, Counter[int](), False
     left, seen, storages = [value], dict[int, Any](), dict[int, int]()
     while left and len(seen) < _MOST_PARTS:
         one = left.pop()
@@ -91,6 +106,8 @@ def nbytes_and_graph(value: Any) -> tuple[int, bool]:
                 held += _saved_in_graph(one.grad_fn)
             found = [part.untyped_storage() for part in held if part.layout is torch.strided]
             storages |= {storage._cdata: storage.nbytes() for storage in found}
+            if one.layout is torch.strided:
+                used[found[0]._cdata] += one.nbytes
         elif issubclass(type(one), np.ndarray):
             nbytes += one.nbytes if one.base is None else 0
             left += [] if one.base is None else [one.base]
@@ -102,7 +119,8 @@ def nbytes_and_graph(value: Any) -> tuple[int, bool]:
                 left += [*one.values()]
             else:
                 left += [*_attributes(one).values()]
-    return nbytes + sum(storages.values()), has_graph
+    unused = sum(max(0, storages[key] - part) for key, part in used.items())
+    return Held(nbytes + sum(storages.values()), unused, has_graph)
 
 
 def _saved_in_graph(last: Any) -> list[torch.Tensor]:

@@ -12,9 +12,10 @@ from types import FrameType
 from penstock.observe.doctor.probes.source_lines import Function, parse, statements_at
 from penstock.observe.doctor.probes.steps.growing_containers import (
     Container,
+    Held,
     find_containers,
     last_elements,
-    nbytes_and_graph,
+    measure_held,
 )
 from penstock.observe.doctor.step_results import MemoryGrowth
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -59,29 +60,30 @@ class MemoryWatch:
         often = {name for name, added in self._added.items() if added >= max(1, THRESHOLDS.kept_turns * steps)}
         if len(self._steps) < THRESHOLDS.least_windows or not often:
             return None
-        kept = [
-            (*_kept_nbytes(one, self._added[name]), name, type(one.value).__name__)
-            for name, one in find_containers(own).items()
-            if name in often
-        ]
-        nbytes, has_graph, name, kind = max(kept, default=(0, False, "", ""))
-        if nbytes < min(THRESHOLDS.kept_nbytes, steps * THRESHOLDS.kept_step_nbytes):
+        found = find_containers(own)
+        kept = {name: (_kept(found[name]), found[name]) for name in often if name in found}
+        nbytes = {name: held.nbytes * self._added[name] // looks for name, ((held, looks), _) in kept.items()}
+        name = max(nbytes, key=lambda name: nbytes[name], default="")
+        if nbytes.get(name, 0) < min(THRESHOLDS.kept_nbytes, steps * THRESHOLDS.kept_step_nbytes):
             return None
+        (held, _), container = kept[name]
         return MemoryGrowth(
             name=name,
-            kind=kind,
-            step_nbytes=nbytes // steps,
+            kind=type(container.value).__name__,
+            step_nbytes=nbytes[name] // steps,
             steps=steps,
-            has_graph=has_graph,
+            has_graph=held.has_graph,
             is_emptied=bool(own) and _is_emptied(name, own),
+            is_of_views=2 * held.unused_nbytes > held.nbytes,
         )
 
 
-def _kept_nbytes(one: Container, added: int) -> tuple[int, bool]:
-    """Return about how many bytes the elements take that were added to a container, and whether they have graphs."""
+def _kept(one: Container) -> tuple[Held, int]:
+    """Return what the last elements of a container keep alive, what they share once, and how many these are."""
     some = last_elements(one.value, THRESHOLDS.kept_looks)
-    nbytes, _ = nbytes_and_graph(some)  # what they share counts once
-    return added * nbytes // max(1, len(some)), bool(some) and all(nbytes_and_graph(part)[1] for part in some)
+    held = measure_held(some)
+    has_graphs = bool(some) and all(measure_held(part).has_graph for part in some)
+    return held._replace(has_graph=has_graphs), max(1, len(some))
 
 
 def _is_emptied(name: str, frames: list[FrameType]) -> bool:
