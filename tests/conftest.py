@@ -222,7 +222,7 @@ def _descendants() -> list[str]:
 def _leave_template() -> None:
     """End what spawned workers are forked from. (pytest writes each test's name into the environment, so no two tests
     could have the same.)"""
-    module: Any = sys.modules.get("penstock.loader.workers.spawn_template")
+    module: Any = sys.modules.get("penstock.loader.workers.spawn.spawn_template")
     if module is not None:
         module.leave()
         module.reap()

@@ -39,7 +39,7 @@ from multiprocessing import popen_fork, popen_spawn_posix
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.loader.workers import spawn_template
+from penstock.loader.workers.spawn import spawn_template
 
 SERVER = "PENSTOCK_TESTS_PYTHON_SERVER"
 """The environment variable with the path of the server's socket."""

@@ -427,7 +427,7 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
 def _warm_up(config: LoaderConfig) -> None:
     """Have torch imported for spawned workers while the program goes on."""
     if config.shares_memory and config.start_method == "spawn":
-        from penstock.loader.workers.spawn_template import warm_up  # imports what only some systems have
+        from penstock.loader.workers.spawn.spawn_template import warm_up  # imports what only some systems have
 
         warm_up(config.context)
 

@@ -18,8 +18,8 @@ import spawn_facts
 import torch
 
 from penstock import DataLoader
-from penstock.loader.workers import spawn_template
-from penstock.loader.workers.spawn_template import SpawnProcess, can_fork_spawned, inherited_state, warm_up
+from penstock.loader.workers.spawn import spawn_template
+from penstock.loader.workers.spawn.spawn_template import SpawnProcess, can_fork_spawned, inherited_state, warm_up
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -34,7 +34,7 @@ from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, Proces
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.worker_spec import WorkerSpec
 
-_PRELOAD = "penstock.loader.workers.preload"
+_PRELOAD = "penstock.loader.workers.spawn.preload"
 
 _JOIN_S = 5.0
 """How long a worker may take to finish its sample when the pool closes; as torch's DataLoader waits."""
@@ -198,7 +198,7 @@ class ProcessPool:
     def _process_class(self) -> type[BaseProcess]:
         context: Any = self._context
         if type(context) is SpawnContext:
-            from penstock.loader.workers.spawn_template import SpawnProcess, can_fork_spawned
+            from penstock.loader.workers.spawn.spawn_template import SpawnProcess, can_fork_spawned
 
             return SpawnProcess if can_fork_spawned(context) else context.Process
         process_class: type[BaseProcess] = context.Process

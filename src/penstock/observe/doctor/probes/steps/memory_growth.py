@@ -83,7 +83,7 @@ def _kept(one: Container) -> tuple[Held, int]:
     some = last_elements(one.value, THRESHOLDS.kept_looks)
     held = measure_held(some)
     has_graphs = bool(some) and all(measure_held(part).has_graph for part in some)
-    return held._replace(has_graph=has_graphs), max(1, len(some))
+    return Held(held.nbytes, held.unused_nbytes, has_graphs), max(1, len(some))
 
 
 def _is_emptied(name: str, frames: list[FrameType]) -> bool:

@@ -25,7 +25,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from penstock.loader.workers.template_main import MOST_FDS
+from penstock.loader.workers.spawn.template_main import MOST_FDS
 
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:", "Mems")
 """How lines of /proc/self/status begin that tell what a new process inherits."""
@@ -107,8 +107,8 @@ class Template:
         executable, *flags = self.state[2]
         command = (
             "import signal; handler = signal.signal(signal.SIGINT, signal.SIG_IGN); "  # Ctrl-C reaches the whole group
-            f"import sys; sys.path[:] = {self.state[1]!r}; import penstock.loader.workers.preload; "
-            f"from penstock.loader.workers.template_main import serve; serve({theirs.fileno()}, handler)"
+            f"import sys; sys.path[:] = {self.state[1]!r}; import penstock.loader.workers.spawn.preload; "
+            f"from penstock.loader.workers.spawn.template_main import serve; serve({theirs.fileno()}, handler)"
         )
         with theirs:
             arguments = [executable, *flags, "-c", command]
