@@ -14,6 +14,7 @@ from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
+    DatasetPickle,
     HotLine,
     OneLabel,
     OtherLoop,
@@ -753,6 +754,12 @@ def test_a_sampler_is_named_where_it_takes_longer_than_the_samples_and_no_worker
     assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("sampler-bound", "costly-sampler")
     assert "train.py:7" in diagnosis.findings[0].evidence
     assert "costly-sampler" not in _names(replace(found, samples=replace(costs, sampler_s=0.0005)))
+
+
+def test_a_dataset_that_workers_have_got_can_be_pickled() -> None:
+    found = replace(_loop(), dataset_pickle=DatasetPickle(nbytes=0, seconds=0.0, failure="TypeError: h5py"))
+    assert "not-picklable" not in _names(found)
+    assert "not-picklable" in _names(replace(found, trials=()))
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def kept_by_the_dataset(measured: Measurements) -> Finding | None:
 def not_picklable(measured: Measurements) -> Finding | None:
     """The dataset cannot be sent to a worker."""
     pickle, own = required(measured.dataset_pickle), measured.settings
-    if not pickle.failure or own.kind != "torch":
-        return None
+    if not pickle.failure or own.kind != "torch" or measured.as_is is not None:
+        return None  # if workers made batches, what cannot be pickled was opened here, with the doctor's first samples
     return Finding(
         name="not-picklable",
         cause=f"The dataset cannot be pickled, and a worker that is started with {own.start_method} needs it pickled.",
