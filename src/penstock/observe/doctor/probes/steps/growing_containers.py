@@ -65,7 +65,7 @@ def last_elements(value: Any, number: int) -> list[Any]:
     if issubclass(type(value), _LRU_CACHE):
         value = max((one for one in gc.get_referents(value) if type(one) is dict), key=len, default={})
     if issubclass(type(value), dict):
-        return [one for one, _ in zip(reversed(value.values()), range(number), strict=False)]
+        return [one for one, _ in zip(reversed(dict.values(value)), range(number), strict=False)]
     if issubclass(type(value), set):
         return [one for one, _ in zip(value, range(number), strict=False)]
     return [*value][-number:]
