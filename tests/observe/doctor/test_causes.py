@@ -463,6 +463,26 @@ def test_cheap_batches_need_no_workers_unless_a_trial_says_otherwise() -> None:
     assert "workers-cost-more" not in _names(_loop(*slower, samples=samples))
 
 
+def test_a_batch_of_many_small_tensors_is_to_be_merged_where_its_transport_is_most_of_loading() -> None:
+    samples = SampleCosts(samples=100, batch_samples=64, sample_s=6e-5, median_s=6e-5, batch_tensors=256)
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=64, collates_by_default=False)
+    trials = (_trial(AS_IS, 0.035, 0.030), _trial(FREE, 0.005), _trial(NO_WORKERS, 0.010, 0.004))
+    found = _loop(*trials, samples=samples, settings=settings, transport_s=0.027)
+    finding = diagnose(found).findings[0]
+    assert (finding.name, finding.gain, finding.is_measured) == ("many-tensors", pytest.approx(3.5), True)
+    assert "256 tensors" in finding.evidence
+    assert "collate_fn" in finding.remedy
+    (slower, *_) = diagnose(replace(found, trials=(*trials[:2], _trial(NO_WORKERS, 0.050, 0.045)))).findings
+    assert (slower.name, slower.gain, "num_workers=0" in slower.remedy) == ("many-tensors", None, False)
+    for other in (
+        replace(found, samples=replace(samples, batch_tensors=5)),
+        replace(found, samples=replace(samples, batch_tensors_nbytes=256 << 20)),  # their bytes are the cost
+        replace(found, samples=replace(samples, sample_s=0.001)),  # making them takes longer
+        replace(found, settings=replace(settings, kind="penstock")),  # sends them in one slot
+    ):
+        assert "many-tensors" not in _names(other)
+
+
 def test_workers_that_sleep_beside_cheap_batches_share_no_lock_and_are_not_needed() -> None:
     busy = _loop(
         _trial(AS_IS, 0.010, 0.009),

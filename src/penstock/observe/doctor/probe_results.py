@@ -135,6 +135,12 @@ class SampleCosts:
     batch_nbytes: int = 0
     """Bytes of the tensors and arrays of a batch."""
 
+    batch_tensors: int = 0
+    """Tensors of a batch as it was collated: torch's workers send each of them for itself."""
+
+    batch_tensors_nbytes: int = 0
+    """Bytes of the storages of these tensors."""
+
     float64_fraction: float = 0.0
     """Of the bytes of a batch, those of type float64."""
 

@@ -94,6 +94,12 @@ class Thresholds:
     small_batch_nbytes: int = _threshold(
         4 << 20, "bytes", "for larger batches the copy is the cost, and not the message"
     )
+    many_tensors: int = _threshold(
+        64, "tensors of a batch", "samples have a few fields; what is sent one by one costs little until it is as many"
+    )
+    small_tensor_nbytes: int = _threshold(
+        64 << 10, "bytes of a tensor", "copying more takes as long as making, sending and mapping its file"
+    )
     unscaled_speedup: float = _threshold(
         0.85, "of one process's time per batch", "several workers that need more than this do not run in parallel"
     )

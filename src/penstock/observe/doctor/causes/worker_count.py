@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import (
     clear_factor,
@@ -183,6 +184,41 @@ def prefetches_little(measured: Measurements) -> Finding | None:
             f"would need {mean_s * 1e3:.1f} ms, but prefetch_factor=1, and the loop waits for each slow one"
         ),
         remedy="prefetch_factor=8, so that other batches are ready meanwhile",
+    )
+
+
+@cause("many-tensors", "samples", "transport_s")
+def sends_many_tensors(measured: Measurements) -> Finding | None:
+    """A batch is many small tensors, and a worker of torch's sends each of them for itself, in shared memory.
+
+    Source: torch/multiprocessing/reductions.py, reduce_storage.
+    """
+    samples, own, parts = required(measured.samples), measured.settings, loading_parts_s(measured)
+    if own.kind != "torch" or not own.start_method or not loading_matters(measured):
+        return None
+    is_many = samples.batch_tensors >= THRESHOLDS.many_tensors
+    if not is_many or samples.batch_tensors_nbytes > THRESHOLDS.small_tensor_nbytes * samples.batch_tensors:
+        return None
+    if parts.get("transport", 0.0) < THRESHOLDS.costly_line_fraction * sum(parts.values()):
+        return None
+    gain = measured.gain_of(NO_WORKERS)
+    pays = gain is not None and gain.pays()
+    tried = f"; without workers {gain.median:.1f} times as fast" if gain is not None and pays else ""
+    return Finding(
+        name="many-tensors",
+        cause="A batch is many small tensors, and a worker sends each of them for itself, in a file of shared memory.",
+        evidence=(
+            f"a batch of {samples.batch_samples} is {samples.batch_tensors} tensors, of "
+            f"{size_text(samples.batch_tensors_nbytes)} together; transporting it takes "
+            f"{required(transport_and_collate_s(measured)) * 1e3:.1f} ms, making it in one process "
+            f"{samples.batch_s * 1e3:.1f} ms{tried}"
+        ),
+        remedy=(
+            "merge them in collate_fn, in the worker, so that a batch is a few tensors: torch.cat with the lengths, "
+            "torch.nn.utils.rnn.pad_sequence, or torch.stack" + "; or num_workers=0, as measured" * pays
+        ),
+        gain=clear_factor(gain) if pays else None,
+        is_measured=pays,
     )
 
 
