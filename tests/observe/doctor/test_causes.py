@@ -21,6 +21,7 @@ from penstock.observe.doctor.probe_results import (
     SampleCosts,
     WorkerActivity,
     WorkerNoise,
+    WorkerShare,
 )
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
@@ -951,6 +952,28 @@ def test_workers_that_each_make_the_whole_stream_are_known_by_the_processor_time
     assert "each-worker-reads-all" not in _names(replace(found, worker_activity=shared))
     by_number = replace(settings, is_iterable=False)
     assert "each-worker-reads-all" not in _names(replace(found, settings=by_number))
+
+
+def test_a_worker_that_takes_twice_as_long_beside_another_reads_all_though_the_loop_hardly_waits() -> None:
+    settings = Settings(dataset="Stream", num_workers=2, start_method="fork", batch_size=8, is_iterable=True)
+    contended = _loop(_trial(AS_IS, 0.032, 0.001), _trial(FREE, 0.022), settings=settings, machine=Machine(cores=2))
+    contended = replace(contended, worker_share=WorkerShare(sample_s=0.02, alone_s=0.01))
+    assert _names(contended)[0] == "each-worker-reads-all"
+    own_part = replace(contended, worker_share=WorkerShare(sample_s=0.012, alone_s=0.01))
+    ahead = WorkerActivity(workers=2, busy_threads=1.0, making_cores=9.0)  # of what may have been made ahead
+    assert "each-worker-reads-all" not in _names(replace(own_part, worker_activity=ahead))
+    hidden = replace(contended, trials=(_trial(AS_IS, 0.022, 0.001), _trial(FREE, 0.022)))
+    assert "each-worker-reads-all" not in _names(hidden), "it costs this loop nothing"
+
+
+def test_what_workers_made_ahead_is_not_counted_as_work_for_the_batches_of_the_loop() -> None:
+    settings = Settings(dataset="Stream", num_workers=2, start_method="spawn", batch_size=8, is_iterable=True)
+    activity = WorkerActivity(workers=2, busy_threads=1.0, making_cores=2.0)
+    for rounds, is_named in ((1, False), (20, True)):  # 4 batches ahead of 1, or of 20
+        window = TimingWindow(batches=1, wall_s=0.080, wait_s=0.079, step_s=0.001)
+        trials = (Trial(name=AS_IS, windows=(window,) * rounds), _trial(FREE, 0.001))
+        found = _loop(*trials, settings=settings, worker_activity=activity)
+        assert ("each-worker-reads-all" in _names(found)) is is_named
 
 
 def test_torch_with_more_threads_than_cores_is_named() -> None:

@@ -261,6 +261,22 @@ class WorkerActivity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerShare:
+    """What a sample of a stream takes, without the time in which it waited for a processor."""
+
+    sample_s: float
+    """Seconds for each sample that the first of the loader's workers returns."""
+
+    alone_s: float
+    """The same of a worker that is the only one."""
+
+    @property
+    def times(self) -> float:
+        """How many times as long it takes beside other workers: as many as they are, if each makes all samples."""
+        return self.sample_s / max(1e-9, self.alone_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Hang:
     """All workers were blocked on a lock or on another thread while the loop waited for them."""
 
