@@ -388,6 +388,40 @@ def test_workers_that_sleep_while_the_step_runs_are_ahead_of_it_and_wait_for_no_
     assert "workers-do-not-scale" not in _names(_loop(*trials, worker_activity=activity))
 
 
+def _few_batches(batches: int, step_s: float, *free_s: float, asleep: float = 0.0) -> Measurements:
+    """A loop whose 2 workers, with up to 4 batches ahead, need 300 ms for a batch, and that waits for none of a few."""
+    window = TimingWindow(batches=batches, wall_s=batches * step_s, wait_s=0.0, step_s=batches * step_s)
+    samples = replace(_loop().samples, sample_s=0.6 / 8, collate_s=0.0)  # type: ignore[type-var]
+    return _loop(
+        Trial(name=AS_IS, windows=(window,) * len(free_s)),
+        _uneven(FREE, *free_s),
+        machine=Machine(cores=2),
+        samples=samples,
+        worker_activity=WorkerActivity(workers=2, busy_threads=1.0, asleep_fraction=asleep),
+    )
+
+
+def test_a_loop_that_took_no_more_batches_than_were_made_ahead_is_bound_by_workers_that_never_were() -> None:
+    line = HotLine(line="train.py:9: audio, _ = sf.read(path)", calls="soundfile.read", fraction=0.9)
+    bound = _few_batches(1, 0.44, 0.21, 0.7, 0.5, 0.45)  # contended, the step takes longer than 300 ms
+    bound = replace(bound, samples=replace(bound.samples, read_nbytes=300 << 20, lines=(line,)))  # type: ignore[type-var]
+    diagnosis = diagnose(bound)
+    assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("decode-bound", "reads-more-than-it-keeps")
+    assert diagnosis.verdict.gain is None, "rounds with free loading do not tell"
+    assert diagnose(_few_batches(1, 0.44, 0.40, 0.42, 0.7, 0.45)).verdict.name == "unknown"
+    for kept_up in (
+        _few_batches(1, 0.44, 0.21, 0.7, 0.5, 0.45, asleep=0.3),
+        _few_batches(2, 0.44, 0.21, 0.7, 0.5, 0.45),
+        _few_batches(1, 0.88, 0.88, 0.9, 0.85, 0.88),
+    ):
+        assert diagnose(kept_up).verdict.name == "healthy"
+
+
+def test_a_loop_that_was_far_faster_in_its_only_round_with_free_loading_is_not_called_healthy() -> None:
+    diagnosis = diagnose(_loop(_trial(AS_IS, 0.040, 0.001, rounds=1), _trial(FREE, 0.020, rounds=1)))
+    assert (diagnosis.verdict.name, "--seconds" in diagnosis.verdict.remedy) == ("unknown", True)
+
+
 def test_a_loop_that_hardly_waits_is_healthy() -> None:
     found = _loop(_trial(AS_IS, 0.042, 0.001), _trial(FREE, 0.041))
     assert (diagnose(found).verdict.name, diagnose(found).findings) == ("healthy", ())

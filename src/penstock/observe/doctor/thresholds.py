@@ -82,6 +82,9 @@ class Thresholds:
     waiting_fraction: float = _threshold(
         1 - WAITING, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
     )
+    ahead_fraction: float = _threshold(
+        0.1, "of a worker's time", "workers that are ahead of the loop sleep; one that sleeps less never was"
+    )
     hidden_loading_fraction: float = _threshold(
         0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
     )
