@@ -329,6 +329,38 @@ def test_a_start_that_no_window_shows_is_added_to_the_epoch_of_which_the_trial_s
     assert "builds for its first sample" in finding.evidence
 
 
+def _with_starts(*starts_s: float) -> Trial:
+    """A loop of 16 ms per batch, in windows of 10 batches, some of which have the start of an epoch."""
+    plain = TimingWindow(batches=10, wall_s=0.16, wait_s=0.01, step_s=0.15)
+    windows = (replace(plain, wall_s=0.16 + one, wait_s=0.01 + one, start_s=one) for one in starts_s)
+    return Trial(name=AS_IS, windows=tuple(windows), startup_s=0.781)
+
+
+def test_persistent_workers_gain_what_an_epoch_has_of_starts_and_not_what_the_median_window_has() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+    trials = (_with_starts(0.0, 0.0, 0.78, 0.0, 0.0), _trial(FREE, 0.015, rounds=5))
+    for persistent_s, is_named in ((0.016, True), (0.035, False)):  # as slow as an epoch with its start
+        found = _loop(*trials, _trial(PERSISTENT, persistent_s, rounds=5), settings=settings)
+        named = {finding.name: finding for finding in diagnose(found).findings}
+        assert ("short-epochs" in named) is is_named
+        if is_named:
+            gain = (40 * 0.016 + 0.7) / (40 * 0.016)
+            assert named["short-epochs"].gain == pytest.approx(gain)
+            assert (named["short-epochs"].is_measured, named["short-epochs"].is_uncertain) == (True, False)
+
+
+def test_starts_are_compared_with_steps_as_they_are_on_a_quiet_machine_and_only_perhaps() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+    busy = Machine(cores=2, others_cores=1.0, intra_op_threads=2)
+    trials = (replace(_trial(AS_IS, 0.70, 0.001), startup_s=1.6), _trial(FREE, 0.70), _trial(ONE_THREAD, 0.010))
+    short = _loop(*trials, settings=settings, machine=busy, samples=None)
+    named = {finding.name: finding.is_uncertain for finding in diagnose(short).findings}
+    assert named["short-epochs"]
+    assert "short-epochs" not in _names(replace(short, machine=replace(busy, others_cores=0.1)))
+    loads_long = replace(_loop().samples, sample_s=0.1)  # type: ignore[type-var]
+    assert "short-epochs" not in _names(replace(short, samples=loads_long))
+
+
 def test_no_gain_is_estimated_while_other_programs_take_the_processors() -> None:
     line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.7)
     found = _loop()

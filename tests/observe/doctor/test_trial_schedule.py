@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.observe.doctor.measurements import Machine
 from penstock.observe.doctor.probe_results import Hang
-from penstock.observe.doctor.trial import AS_IS, FEWER_WORKERS, FREE, NO_WORKERS, ONE_THREAD, TimingWindow
+from penstock.observe.doctor.trial import AS_IS, FEWER_WORKERS, FREE, NO_WORKERS, ONE_THREAD, TimingWindow, Trial
 from penstock.observe.doctor.trials.batch_source import InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
@@ -44,6 +44,29 @@ def test_a_window_divides_a_loops_time_into_waiting_and_steps() -> None:
         timer.on_request(clock.wait(0.75))
     window = timer.window(clock.now)
     assert (window.batches, window.wall_s, window.wait_s, window.step_s) == (3, 3.0, 0.75, 2.25)
+
+
+def test_the_starts_of_epochs_are_a_part_of_a_windows_wait() -> None:
+    clock = Clock()
+    timer = WindowTimer(clock)
+    for start_s in (0.0, 0.5):
+        requested_at = clock.now
+        timer.on_return(requested_at, clock.wait(0.25 + start_s), start_s)
+        timer.on_request(clock.wait(0.25))
+    window = timer.window(clock.now)
+    assert (window.wait_s, window.start_s) == (1.0, 0.5)
+    assert Trial(name=AS_IS, windows=(window,)).batch_within_epoch_s == 0.5
+    timer.restart()
+    assert timer.window(clock.now).start_s == 0.0
+
+
+def test_only_the_first_batch_of_a_later_epoch_has_a_start() -> None:
+    source = InlineSource(AS_IS, lambda: DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4))
+    starts = []
+    for _ in range(4):
+        source.next_batch()
+        starts.append(source.start_s > 0.0)
+    assert starts == [False, False, True, False]
 
 
 def test_a_step_that_began_in_another_window_does_not_count() -> None:

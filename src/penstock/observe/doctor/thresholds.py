@@ -143,6 +143,9 @@ class Thresholds:
     sampler_start_s: float = _threshold(
         0.01, "s", "a shuffle of torch's takes less, for a hundred thousand samples; a good part of a tiny epoch"
     )
+    guessed_batch_fraction: float = _threshold(
+        0.5, "of a batch's time as measured", "a loop that others slow down this much may lose to more than its starts"
+    )
     persistent_gain: float = _threshold(
         1.15, "times as fast", "persistent workers that gain this in the trial are named even for longer epochs"
     )
