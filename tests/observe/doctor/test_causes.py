@@ -349,6 +349,16 @@ def test_persistent_workers_gain_what_an_epoch_has_of_starts_and_not_what_the_me
             assert (named["short-epochs"].is_measured, named["short-epochs"].is_uncertain) == (True, False)
 
 
+def test_starts_of_workers_are_the_bottleneck_of_samples_that_cannot_be_made_in_the_training_process() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+    trials = (_with_starts(0.0, 0.78, 0.78, 0.0), _trial(FREE, 0.012))
+    found = _loop(*trials, settings=settings, samples=None, transport_s=None, notes=("samples: AttributeError",))
+    verdict = diagnose(found).verdict
+    assert (verdict.name, verdict.remedy) == ("start-up-bound", "persistent_workers=True")
+    waits = (_trial(AS_IS, 0.060, 0.050), trials[1])
+    assert diagnose(replace(found, trials=waits)).verdict.name == "unknown"
+
+
 def test_starts_are_compared_with_steps_as_they_are_on_a_quiet_machine_and_only_perhaps() -> None:
     settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
     busy = Machine(cores=2, others_cores=1.0, intra_op_threads=2)

@@ -10,6 +10,7 @@ from penstock.observe.doctor.causes.evidence import (
     batches_ahead_to_step,
     describe_line,
     describe_trial,
+    epoch_startup_s,
     is_unclear,
     loading_matters,
     loading_parts_s,
@@ -109,12 +110,30 @@ def _of_unknown_parts(measured: Measurements, *, has_findings: bool) -> Finding:
     waits = (
         f"it waits for data {stall_fraction(measured):.0%} of its time" if measured.has_step else "no step was given"
     )
+    start_s, other_s = _waits_s(measured)
+    if measured.has_step and start_s > other_s:
+        return Finding(
+            name="start-up-bound",
+            cause=f"Most of the loading time is spent {MEANING['start-up']}.",
+            evidence=(
+                f"{waits}; starting workers takes {start_s * 1e3:.1f} ms for each batch, and between two starts the "
+                f"loop waits {other_s * 1e3:.1f} ms for one"
+            ),
+            remedy="",
+        )
     return Finding(
         name="unknown",
         cause="The loop waits for its loader, and the measurements do not show what loading is made of.",
         evidence="; ".join((waits, *measured.notes)),
         remedy="" if has_findings else "have dataset[0] work in the training process, where samples are looked at",
     )
+
+
+def _waits_s(measured: Measurements) -> tuple[float, float]:
+    """Return the seconds per batch that an epoch's start takes, and that the loop waits for the other batches."""
+    windows = required(measured.as_is).windows
+    start_s = (epoch_startup_s(measured) or 0.0) / (measured.settings.length or math.inf)
+    return start_s, sum(one.wait_s - one.start_s for one in windows) / sum(one.batches for one in windows)
 
 
 def _healthy(measured: Measurements) -> Finding:
