@@ -450,6 +450,7 @@ def test_a_loop_that_took_no_more_batches_than_were_made_ahead_is_bound_by_worke
     diagnosis = diagnose(bound)
     assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("decode-bound", "reads-more-than-it-keeps")
     assert diagnosis.verdict.gain is None, "rounds with free loading do not tell"
+    assert diagnose(_few_batches(2, 0.44, 0.22, 0.22)).verdict.gain == pytest.approx(2.0)
     assert diagnose(_few_batches(1, 0.44, 0.40, 0.42, 0.7, 0.45)).verdict.name == "unknown"
     for kept_up in (
         _few_batches(1, 0.44, 0.21, 0.7, 0.5, 0.45, asleep=0.3),

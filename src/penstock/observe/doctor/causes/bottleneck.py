@@ -251,8 +251,8 @@ def _bound(measured: Measurements) -> Finding:
         waits += _delayed_step(now, required(measured.trial(FREE)), measured)
     if outweighs_step(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
         waits += "; other programs delay its step: on a quiet machine it would be shorter, and wait"
-    lived_on = outlasts_batches_ahead(measured)
-    if lived_on:
+    tells = measured.has_step and free is not None and not (is_unclear(free) and outlasts_batches_ahead(measured))
+    if outlasts_batches_ahead(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
         waits += f"; it took {sum(one.batches for one in now.windows)} batches, which may have been made ahead: no "
         waits += "worker ever was ahead of it, and together they need longer for a batch than its step"
     return Finding(
@@ -263,8 +263,8 @@ def _bound(measured: Measurements) -> Finding:
             f"takes {parts[largest] * 1e3:.1f} ms ({parts[largest] / total_s:.0%}){_hottest(measured, largest)}"
         ),
         remedy="",
-        gain=free.median if measured.has_step and free is not None and not lived_on else None,
-        is_measured=measured.has_step and free is not None and not lived_on,
+        gain=free.median if free is not None and tells else None,
+        is_measured=tells,
     )
 
 
