@@ -131,9 +131,8 @@ def _of_unknown_parts(measured: Measurements, *, has_findings: bool) -> Finding:
 
 def _waits_s(measured: Measurements) -> tuple[float, float]:
     """Return the seconds per batch that an epoch's start takes, and that the loop waits for the other batches."""
-    windows = required(measured.as_is).windows
     start_s = (epoch_startup_s(measured) or 0.0) / (measured.settings.length or math.inf)
-    return start_s, sum(one.wait_s - one.start_s for one in windows) / sum(one.batches for one in windows)
+    return start_s, required(measured.as_is).wait_within_epoch_s or 0.0
 
 
 def _healthy(measured: Measurements) -> Finding:

@@ -274,9 +274,9 @@ def _within_epoch_s(measured: Measurements) -> float | None:
     """
     now, alone, samples = required(measured.as_is), step_alone(measured), measured.samples
     batch_s = now.batch_within_epoch_s
-    if not measured.machine.is_busy or alone is None or batch_s is None or now.step_s is None:
+    if not measured.machine.is_busy or alone is None or batch_s is None:
         return batch_s
-    wait_s = max(0.0, batch_s - now.step_s)
+    wait_s = now.wait_within_epoch_s or 0.0
     parallel = max(1.0, min(float(measured.settings.num_workers), measured.machine.usable_cores))
     return min(batch_s, max((alone.idle_machine_s or 0.0) + wait_s, samples.batch_s / parallel if samples else 0.0))
 
