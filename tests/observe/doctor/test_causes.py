@@ -367,6 +367,7 @@ def test_starts_are_compared_with_steps_as_they_are_on_a_quiet_machine_and_only_
     short = _loop(*trials, settings=settings, machine=busy, samples=None)
     named = {finding.name: finding.is_uncertain for finding in diagnose(short).findings}
     assert named["short-epochs"]
+    assert diagnose(short).verdict.name == "unknown", "no window had a start"
     assert "short-epochs" not in _names(replace(short, machine=replace(busy, others_cores=0.1)))
     loads_long = replace(_loop().samples, sample_s=0.1)  # type: ignore[type-var]
     assert "short-epochs" not in _names(replace(short, samples=loads_long))

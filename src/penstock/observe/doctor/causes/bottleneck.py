@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from penstock.observe.doctor.causes.cause import required
+from penstock.observe.doctor.causes.epochs import short_epochs
 from penstock.observe.doctor.causes.evidence import (
     batches_ahead_to_step,
     describe_line,
@@ -207,6 +208,8 @@ def _may_wait_later(measured: Measurements) -> bool:
     free, ratio = measured.gain_of(FREE), batches_ahead_to_step(measured)
     if not measured.settings.start_method or waits_for_processors(measured):
         return False
+    if short_epochs.find(measured) is not None:  # of whose starts there may have been none so far
+        return True
     gained = free is not None and free.rounds < 2 and free.median >= THRESHOLDS.step_slowdown
     return gained or (ratio is not None and ratio >= THRESHOLDS.hidden_loading_fraction)
 
