@@ -22,6 +22,7 @@ from penstock.observe.doctor.probe_results import (
     SampleCosts,
     WorkerActivity,
     WorkerNoise,
+    WorkerShare,
 )
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
@@ -329,6 +330,50 @@ def test_a_start_that_no_window_shows_is_added_to_the_epoch_of_which_the_trial_s
     assert "builds for its first sample" in finding.evidence
 
 
+def _with_starts(*starts_s: float) -> Trial:
+    """A loop of 16 ms per batch, in windows of 10 batches, some of which have the start of an epoch."""
+    plain = TimingWindow(batches=10, wall_s=0.16, wait_s=0.01, step_s=0.15)
+    windows = (replace(plain, wall_s=0.16 + one, wait_s=0.01 + one, start_s=one) for one in starts_s)
+    return Trial(name=AS_IS, windows=tuple(windows), startup_s=0.781)
+
+
+def test_persistent_workers_gain_what_an_epoch_has_of_starts_and_not_what_the_median_window_has() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+    trials = (_with_starts(0.0, 0.0, 0.78, 0.0, 0.0), _trial(FREE, 0.015, rounds=5))
+    for persistent_s, is_named in ((0.016, True), (0.035, False)):  # as slow as an epoch with its start
+        found = _loop(*trials, _trial(PERSISTENT, persistent_s, rounds=5), settings=settings)
+        named = {finding.name: finding for finding in diagnose(found).findings}
+        assert ("short-epochs" in named) is is_named
+        if is_named:
+            gain = (40 * 0.016 + 0.7) / (40 * 0.016)
+            assert named["short-epochs"].gain == pytest.approx(gain)
+            assert (named["short-epochs"].is_measured, named["short-epochs"].is_uncertain) == (True, False)
+
+
+def test_starts_of_workers_are_the_bottleneck_of_samples_that_cannot_be_made_in_the_training_process() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+    trials = (_with_starts(0.0, 0.78, 0.78, 0.0), _trial(FREE, 0.012))
+    found = _loop(*trials, settings=settings, samples=None, transport_s=None, notes=("samples: AttributeError",))
+    verdict = diagnose(found).verdict
+    assert (verdict.name, verdict.remedy) == ("start-up-bound", "persistent_workers=True")
+    waits = (_trial(AS_IS, 0.060, 0.050), trials[1])
+    assert diagnose(replace(found, trials=waits)).verdict.name == "unknown"
+
+
+def test_starts_are_compared_with_steps_as_they_are_on_a_quiet_machine_and_only_perhaps() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+    busy = Machine(cores=2, others_cores=1.0, intra_op_threads=2)
+    as_is = replace(_uneven(AS_IS, 0.70, 0.30, 0.70), startup_s=1.6)  # its windows differ, and wait for nothing
+    trials = (as_is, _trial(FREE, 0.70), _trial(ONE_THREAD, 0.010))
+    short = _loop(*trials, settings=settings, machine=busy, samples=None)
+    named = {finding.name: finding.is_uncertain for finding in diagnose(short).findings}
+    assert named["short-epochs"]
+    assert diagnose(short).verdict.name == "unknown", "no window had a start"
+    assert "short-epochs" not in _names(replace(short, machine=replace(busy, others_cores=0.1)))
+    loads_long = replace(_loop().samples, sample_s=0.1)  # type: ignore[type-var]
+    assert "short-epochs" not in _names(replace(short, samples=loads_long))
+
+
 def test_no_gain_is_estimated_while_other_programs_take_the_processors() -> None:
     line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.7)
     found = _loop()
@@ -386,6 +431,41 @@ def test_workers_that_sleep_while_the_step_runs_are_ahead_of_it_and_wait_for_no_
     activity = WorkerActivity(workers=2, busy_threads=1.0, cores=0.3, asleep_fraction=0.7)
     trials = (_trial(AS_IS, 0.081, 0.028), _trial(FREE, 0.010), _uneven(MORE_WORKERS, 0.120, 0.060, 0.080))
     assert "workers-do-not-scale" not in _names(_loop(*trials, worker_activity=activity))
+
+
+def _few_batches(batches: int, step_s: float, *free_s: float, asleep: float = 0.0) -> Measurements:
+    """A loop whose 2 workers, with up to 4 batches ahead, need 300 ms for a batch, and that waits for none of a few."""
+    window = TimingWindow(batches=batches, wall_s=batches * step_s, wait_s=0.0, step_s=batches * step_s)
+    samples = replace(_loop().samples, sample_s=0.6 / 8, collate_s=0.0)  # type: ignore[type-var]
+    return _loop(
+        Trial(name=AS_IS, windows=(window,) * len(free_s)),
+        _uneven(FREE, *free_s),
+        machine=Machine(cores=2),
+        samples=samples,
+        worker_activity=WorkerActivity(workers=2, busy_threads=1.0, asleep_fraction=asleep),
+    )
+
+
+def test_a_loop_that_took_no_more_batches_than_were_made_ahead_is_bound_by_workers_that_never_were() -> None:
+    line = HotLine(line="train.py:9: audio, _ = sf.read(path)", calls="soundfile.read", fraction=0.9)
+    bound = _few_batches(1, 0.44, 0.21, 0.7, 0.5, 0.45)  # contended, the step takes longer than 300 ms
+    bound = replace(bound, samples=replace(bound.samples, read_nbytes=300 << 20, lines=(line,)))  # type: ignore[type-var]
+    diagnosis = diagnose(bound)
+    assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("decode-bound", "reads-more-than-it-keeps")
+    assert diagnosis.verdict.gain is None, "rounds with free loading do not tell"
+    assert diagnose(_few_batches(2, 0.44, 0.22, 0.22)).verdict.gain == pytest.approx(2.0)
+    assert diagnose(_few_batches(1, 0.44, 0.40, 0.42, 0.7, 0.45)).verdict.name == "unknown"
+    for kept_up in (
+        _few_batches(1, 0.44, 0.21, 0.7, 0.5, 0.45, asleep=0.3),
+        _few_batches(2, 0.44, 0.21, 0.7, 0.5, 0.45),
+        _few_batches(1, 0.88, 0.88, 0.9, 0.85, 0.88),
+    ):
+        assert diagnose(kept_up).verdict.name == "healthy"
+
+
+def test_a_loop_that_was_far_faster_in_its_only_round_with_free_loading_is_not_called_healthy() -> None:
+    diagnosis = diagnose(_loop(_trial(AS_IS, 0.040, 0.001, rounds=1), _trial(FREE, 0.020, rounds=1)))
+    assert (diagnosis.verdict.name, "--seconds" in diagnosis.verdict.remedy) == ("unknown", True)
 
 
 def test_a_loop_that_hardly_waits_is_healthy() -> None:
@@ -462,6 +542,26 @@ def test_cheap_batches_need_no_workers_unless_a_trial_says_otherwise() -> None:
     assert "workers-cost-more" in _names(_loop(*trials, samples=samples))
     slower = (*trials, _trial(NO_WORKERS, 0.004, 0.0039))
     assert "workers-cost-more" not in _names(_loop(*slower, samples=samples))
+
+
+def test_a_batch_of_many_small_tensors_is_to_be_merged_where_its_transport_is_most_of_loading() -> None:
+    samples = SampleCosts(samples=100, batch_samples=64, sample_s=6e-5, median_s=6e-5, batch_tensors=256)
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=64, collates_by_default=False)
+    trials = (_trial(AS_IS, 0.035, 0.030), _trial(FREE, 0.005), _trial(NO_WORKERS, 0.010, 0.004))
+    found = _loop(*trials, samples=samples, settings=settings, transport_s=0.027)
+    finding = diagnose(found).findings[0]
+    assert (finding.name, finding.gain, finding.is_measured) == ("many-tensors", pytest.approx(3.5), True)
+    assert "256 tensors" in finding.evidence
+    assert "collate_fn" in finding.remedy
+    (slower, *_) = diagnose(replace(found, trials=(*trials[:2], _trial(NO_WORKERS, 0.050, 0.045)))).findings
+    assert (slower.name, slower.gain, "num_workers=0" in slower.remedy) == ("many-tensors", None, False)
+    for other in (
+        replace(found, samples=replace(samples, batch_tensors=5)),
+        replace(found, samples=replace(samples, batch_tensors_nbytes=256 << 20)),  # their bytes are the cost
+        replace(found, samples=replace(samples, sample_s=0.001)),  # making them takes longer
+        replace(found, settings=replace(settings, kind="penstock")),  # sends them in one slot
+    ):
+        assert "many-tensors" not in _names(other)
 
 
 def test_workers_that_sleep_beside_cheap_batches_share_no_lock_and_are_not_needed() -> None:
@@ -938,6 +1038,28 @@ def test_workers_that_each_make_the_whole_stream_are_known_by_the_processor_time
     assert "each-worker-reads-all" not in _names(replace(found, worker_activity=shared))
     by_number = replace(settings, is_iterable=False)
     assert "each-worker-reads-all" not in _names(replace(found, settings=by_number))
+
+
+def test_a_worker_that_takes_twice_as_long_beside_another_reads_all_though_the_loop_hardly_waits() -> None:
+    settings = Settings(dataset="Stream", num_workers=2, start_method="fork", batch_size=8, is_iterable=True)
+    contended = _loop(_trial(AS_IS, 0.032, 0.001), _trial(FREE, 0.022), settings=settings, machine=Machine(cores=2))
+    contended = replace(contended, worker_share=WorkerShare(sample_s=0.02, alone_s=0.01))
+    assert _names(contended)[0] == "each-worker-reads-all"
+    own_part = replace(contended, worker_share=WorkerShare(sample_s=0.012, alone_s=0.01))
+    ahead = WorkerActivity(workers=2, busy_threads=1.0, making_cores=9.0)  # of what may have been made ahead
+    assert "each-worker-reads-all" not in _names(replace(own_part, worker_activity=ahead))
+    hidden = replace(contended, trials=(_trial(AS_IS, 0.022, 0.001), _trial(FREE, 0.022)))
+    assert "each-worker-reads-all" not in _names(hidden), "it costs this loop nothing"
+
+
+def test_what_workers_made_ahead_is_not_counted_as_work_for_the_batches_of_the_loop() -> None:
+    settings = Settings(dataset="Stream", num_workers=2, start_method="spawn", batch_size=8, is_iterable=True)
+    activity = WorkerActivity(workers=2, busy_threads=1.0, making_cores=2.0)
+    for rounds, is_named in ((1, False), (20, True)):  # 4 batches ahead of 1, or of 20
+        window = TimingWindow(batches=1, wall_s=0.080, wait_s=0.079, step_s=0.001)
+        trials = (Trial(name=AS_IS, windows=(window,) * rounds), _trial(FREE, 0.001))
+        found = _loop(*trials, settings=settings, worker_activity=activity)
+        assert ("each-worker-reads-all" in _names(found)) is is_named
 
 
 def test_torch_with_more_threads_than_cores_is_named() -> None:

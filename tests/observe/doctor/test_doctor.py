@@ -24,7 +24,7 @@ import pytest
 import torch
 from examined import examine_until
 from sample_sets import Numbered, Raising, Stream, Unpicklable
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
 import penstock
 from penstock import cli
@@ -40,6 +40,7 @@ from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.machine_limits import MachineLimits
 from penstock.observe.doctor.probes.pickle_cost import measure_pickle
+from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.time_limit import time_limit
 from penstock.observe.doctor.rendering import as_json, render
@@ -477,6 +478,15 @@ def test_reading_decoding_and_the_rest_are_distinguished() -> None:
     assert both[1] > both[0] > 0
     assert both[3] > 0
     assert sum(both) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("collate", "tensors"), [(list, 8), (None, 1)])
+def test_the_tensors_that_a_worker_sends_are_those_of_the_batch_as_it_was_collated(collate: Any, tensors: int) -> None:
+    probe = SampleProbe(DataLoader(TensorDataset(torch.rand(64, 3)), batch_size=8, collate_fn=collate), 0.2)
+    probe.run()
+    costs = probe.costs()
+    assert costs is not None
+    assert costs.batch_tensors == tensors
 
 
 def test_an_image_that_is_shrunk_right_after_its_decode_is_recorded(tmp_path: Path) -> None:

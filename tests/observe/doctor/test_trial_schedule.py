@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.observe.doctor.measurements import Machine
 from penstock.observe.doctor.probe_results import Hang
-from penstock.observe.doctor.trial import AS_IS, FEWER_WORKERS, FREE, NO_WORKERS, ONE_THREAD, TimingWindow
-from penstock.observe.doctor.trials.batch_source import InlineSource, RepeatedBatchSource
+from penstock.observe.doctor.trial import AS_IS, FEWER_WORKERS, FREE, NO_WORKERS, ONE_THREAD, TimingWindow, Trial
+from penstock.observe.doctor.trials import source_rotation
+from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
@@ -44,6 +45,29 @@ def test_a_window_divides_a_loops_time_into_waiting_and_steps() -> None:
         timer.on_request(clock.wait(0.75))
     window = timer.window(clock.now)
     assert (window.batches, window.wall_s, window.wait_s, window.step_s) == (3, 3.0, 0.75, 2.25)
+
+
+def test_the_starts_of_epochs_are_a_part_of_a_windows_wait() -> None:
+    clock = Clock()
+    timer = WindowTimer(clock)
+    for start_s in (0.0, 0.5):
+        requested_at = clock.now
+        timer.on_return(requested_at, clock.wait(0.25 + start_s), start_s)
+        timer.on_request(clock.wait(0.25))
+    window = timer.window(clock.now)
+    assert (window.wait_s, window.start_s) == (1.0, 0.5)
+    assert Trial(name=AS_IS, windows=(window,)).batch_within_epoch_s == 0.5
+    timer.restart()
+    assert timer.window(clock.now).start_s == 0.0
+
+
+def test_only_the_first_batch_of_a_later_epoch_has_a_start() -> None:
+    source = InlineSource(AS_IS, lambda: DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4))
+    starts = []
+    for _ in range(4):
+        source.next_batch()
+        starts.append(source.start_s > 0.0)
+    assert starts == [False, False, True, False]
 
 
 def test_a_step_that_began_in_another_window_does_not_count() -> None:
@@ -92,6 +116,21 @@ def test_sources_for_which_there_is_no_time_are_not_started() -> None:
     rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
     rotation.start_others(torch.zeros(4), batch_s=1.0)
     assert [source.name for source in rotation.live] == [AS_IS, FREE, "first"]
+
+
+@pytest.mark.parametrize(("batch_s", "is_tried"), [(0.5, True), (1.0, False)])
+def test_a_trial_without_workers_may_take_as_long_for_a_batch_as_all_of_them_together(
+    batch_s: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_rotation, "usable_cores", lambda: 4)
+    samples = TensorDataset(torch.arange(64.0))
+    own = BatchSource(AS_IS, list)  # type: ignore[arg-type]  # is never opened
+    own.loader = DataLoader(samples, batch_size=4, num_workers=2)
+    sources = [own, RepeatedBatchSource(FREE), InlineSource(NO_WORKERS, lambda: DataLoader(samples, batch_size=4))]
+    budget = TimeBudget(10.0, Clock())
+    rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
+    rotation.start_others(torch.zeros(4), batch_s)
+    assert (NO_WORKERS in [source.name for source in rotation.live]) is is_tried
 
 
 def test_a_loop_is_ended_when_its_workers_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,13 @@ from penstock.observe.doctor.measurements import Settings
 from penstock.observe.doctor.probes.copy_on_write import measure_copy_on_write
 from penstock.observe.doctor.probes.pickle_cost import measure_pickle
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
+from penstock.observe.doctor.probes.streams.worker_share import measure_worker_share
 from penstock.observe.doctor.probes.transport_cost import measure_transport_s
 from penstock.observe.doctor.probes.worker_noise import measure_worker_noise
 
-_SAMPLES, _TRANSPORT, _COPY_ON_WRITE, _PICKLE = 0.54, 0.14, 0.18, 0.08
-"""Fractions of the time; what is left is for collating, and for starting workers."""
+_SAMPLES, _TRANSPORT, _COPY_ON_WRITE, _SHARE, _PICKLE = 0.54, 0.14, 0.18, 0.18, 0.08
+"""Fractions of the time (a stream has a share, and no memory to copy); what is left is for collating, and for starting
+workers."""
 
 _LEAST_COPY_ON_WRITE_S, _NOISE_S = 0.6, 1.5
 
@@ -59,6 +61,11 @@ class LoaderProbes:
             found["copy_on_write"] = self._log.attempt(
                 "a worker's memory", lambda: measure_copy_on_write(self._loader, seconds), seconds + 1.0
             )
+            if own.is_iterable and own.num_workers > 1 and own.kind == "torch":
+                seconds = self._seconds * _SHARE
+                found["worker_share"] = self._log.attempt(
+                    "a worker's share", lambda: measure_worker_share(self._loader, seconds), seconds + 2.0
+                )
         if own.num_workers and own.start_method and not is_forked:
             found["dataset_pickle"] = self._log.attempt(
                 "the dataset's pickle",

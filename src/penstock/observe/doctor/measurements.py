@@ -22,6 +22,7 @@ from penstock.observe.doctor.probe_results import (
     SavedStorages,
     WorkerActivity,
     WorkerNoise,
+    WorkerShare,
 )
 from penstock.observe.doctor.step_results import CallStatement, MemoryGrowth, StepCalls
 from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers, TensorKeys
@@ -162,6 +163,9 @@ class Measurements:
 
     worker_noise: WorkerNoise | None = None
     """Whether the random numbers of workers repeat; None where samples are not random."""
+
+    worker_share: WorkerShare | None = None
+    """What a sample of a stream costs one of several workers; None where that was not measured."""
 
     dataset_pickle: DatasetPickle | None = None
     """What sending the dataset to a worker takes."""

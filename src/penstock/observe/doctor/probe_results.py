@@ -135,6 +135,12 @@ class SampleCosts:
     batch_nbytes: int = 0
     """Bytes of the tensors and arrays of a batch."""
 
+    batch_tensors: int = 0
+    """Tensors of a batch as it was collated: torch's workers send each of them for itself."""
+
+    batch_tensors_nbytes: int = 0
+    """Bytes of the storages of these tensors."""
+
     float64_fraction: float = 0.0
     """Of the bytes of a batch, those of type float64."""
 
@@ -252,6 +258,22 @@ class WorkerActivity:
 
     libraries: tuple[str, ...] = ()
     """Libraries with threads of their own that are loaded in a worker: openmp, openblas, mkl, opencv."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerShare:
+    """What a sample of a stream takes, without the time in which it waited for a processor."""
+
+    sample_s: float
+    """Seconds for each sample that the first of the loader's workers returns."""
+
+    alone_s: float
+    """The same of a worker that is the only one."""
+
+    @property
+    def times(self) -> float:
+        """How many times as long it takes beside other workers: as many as they are, if each makes all samples."""
+        return self.sample_s / max(1e-9, self.alone_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

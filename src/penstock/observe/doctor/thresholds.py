@@ -82,6 +82,9 @@ class Thresholds:
     waiting_fraction: float = _threshold(
         1 - WAITING, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
     )
+    ahead_fraction: float = _threshold(
+        0.1, "of a worker's time", "workers that are ahead of the loop sleep; one that sleeps less never was"
+    )
     hidden_loading_fraction: float = _threshold(
         0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
     )
@@ -93,6 +96,12 @@ class Thresholds:
     )
     small_batch_nbytes: int = _threshold(
         4 << 20, "bytes", "for larger batches the copy is the cost, and not the message"
+    )
+    many_tensors: int = _threshold(
+        64, "tensors of a batch", "samples have a few fields; what is sent one by one costs little until it is as many"
+    )
+    small_tensor_nbytes: int = _threshold(
+        64 << 10, "bytes of a tensor", "copying more takes as long as making, sending and mapping its file"
     )
     unscaled_speedup: float = _threshold(
         0.85, "of one process's time per batch", "several workers that need more than this do not run in parallel"
@@ -133,6 +142,9 @@ class Thresholds:
     )
     sampler_start_s: float = _threshold(
         0.01, "s", "a shuffle of torch's takes less, for a hundred thousand samples; a good part of a tiny epoch"
+    )
+    guessed_batch_fraction: float = _threshold(
+        0.5, "of a batch's time as measured", "a loop that others slow down this much may lose to more than its starts"
     )
     persistent_gain: float = _threshold(
         1.15, "times as fast", "persistent workers that gain this in the trial are named even for longer epochs"

@@ -39,6 +39,9 @@ class TimingWindow:
     queued_s: float = 0.0
     """Of that, the time in which the loop could have run and other threads had the processors."""
 
+    start_s: float = 0.0
+    """Of the wait, the time in which epochs of the loader began, until their first batch."""
+
     @property
     def batch_s(self) -> float:
         """Seconds per batch."""
@@ -72,6 +75,20 @@ class Trial:
     def batch_s(self) -> float | None:
         """Median seconds per batch."""
         return statistics.median(one.batch_s for one in self.windows) if self.windows else None
+
+    @property
+    def batch_within_epoch_s(self) -> float | None:
+        """Median seconds per batch, without the starts of epochs: some windows have one and others none."""
+        if not self.windows:
+            return None
+        return statistics.median(max(0.0, one.wall_s - one.start_s) / one.batches for one in self.windows)
+
+    @property
+    def wait_within_epoch_s(self) -> float | None:
+        """Mean seconds per batch in which the loop waited, without the starts of epochs."""
+        if not self.windows:
+            return None
+        return sum(one.wait_s - one.start_s for one in self.windows) / sum(one.batches for one in self.windows)
 
     @property
     def idle_machine_s(self) -> float | None:

@@ -6,13 +6,17 @@ import math
 from collections.abc import Mapping
 
 from penstock.observe.doctor.causes.cause import required
+from penstock.observe.doctor.causes.epochs import short_epochs
 from penstock.observe.doctor.causes.evidence import (
+    batches_ahead_to_step,
     describe_line,
     describe_trial,
+    epoch_startup_s,
     is_unclear,
     loading_matters,
     loading_parts_s,
     other_startup_s,
+    outlasts_batches_ahead,
     outweighs_step,
     shrink_first,
     stall_fraction,
@@ -107,12 +111,29 @@ def _of_unknown_parts(measured: Measurements, *, has_findings: bool) -> Finding:
     waits = (
         f"it waits for data {stall_fraction(measured):.0%} of its time" if measured.has_step else "no step was given"
     )
+    start_s, other_s = _waits_s(measured)
+    if measured.has_step and start_s > other_s:
+        return Finding(
+            name="start-up-bound",
+            cause=f"Most of the loading time is spent {MEANING['start-up']}.",
+            evidence=(
+                f"{waits}; starting workers takes {start_s * 1e3:.1f} ms for each batch, and between two starts the "
+                f"loop waits {other_s * 1e3:.1f} ms for one"
+            ),
+            remedy="",
+        )
     return Finding(
         name="unknown",
         cause="The loop waits for its loader, and the measurements do not show what loading is made of.",
         evidence="; ".join((waits, *measured.notes)),
         remedy="" if has_findings else "have dataset[0] work in the training process, where samples are looked at",
     )
+
+
+def _waits_s(measured: Measurements) -> tuple[float, float]:
+    """Return the seconds per batch that an epoch's start takes, and that the loop waits for the other batches."""
+    start_s = (epoch_startup_s(measured) or 0.0) / (measured.settings.length or math.inf)
+    return start_s, required(measured.as_is).wait_within_epoch_s or 0.0
 
 
 def _healthy(measured: Measurements) -> Finding:
@@ -162,6 +183,8 @@ def _others_start(measured: Measurements) -> Finding:
 def _undecided(measured: Measurements) -> Finding | None:
     """The loop waits, and trials with free loading disagree: other programs take the processors now and then."""
     waits, free = stall_fraction(measured), measured.gain_of(FREE)
+    if _may_wait_later(measured):
+        return _unproven(measured)
     # Threads of a step that others delay wait for each other: one round may show nothing else.
     is_one_round = (free is None or free.rounds < 2) and measured.machine.intra_op_threads > 1
     may_hide = is_one_round and measured.machine.is_busy and measured.settings.num_workers > 0
@@ -177,6 +200,32 @@ def _undecided(measured: Measurements) -> Finding | None:
             f"{describe_trial(measured, trial) if trial is not None else 'the time was over before'}"
         ),
         remedy="measure it on a quieter machine, or for longer: --seconds 60",
+    )
+
+
+def _may_wait_later(measured: Measurements) -> bool:
+    """Return whether a loop with workers hardly waited, and nothing shows that it would not in a longer time."""
+    free, ratio = measured.gain_of(FREE), batches_ahead_to_step(measured)
+    if not measured.settings.start_method or waits_for_processors(measured):
+        return False
+    if short_epochs.find(measured) is not None:  # of whose starts there may have been none so far
+        return True
+    gained = free is not None and free.rounds < 2 and free.median >= THRESHOLDS.step_slowdown
+    return gained or (ratio is not None and ratio >= THRESHOLDS.hidden_loading_fraction)
+
+
+def _unproven(measured: Measurements) -> Finding:
+    now, own, trial = required(measured.as_is), measured.settings, measured.trial(FREE)
+    taken = sum(one.batches for one in now.windows)
+    return Finding(
+        name="unknown",
+        cause="The measurements do not show where the time goes: they are too few.",
+        evidence=(
+            f"the loop took {taken} batches, of which {own.num_workers * own.prefetch_factor} may have been ahead, "
+            f"and waited {stall_fraction(measured):.0%} of its time; "
+            f"{describe_trial(measured, trial) if trial is not None else 'loading free: the time was over before'}"
+        ),
+        remedy="give it more time: --seconds 60",
     )
 
 
@@ -204,6 +253,10 @@ def _bound(measured: Measurements) -> Finding:
         waits += _delayed_step(now, required(measured.trial(FREE)), measured)
     if outweighs_step(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
         waits += "; other programs delay its step: on a quiet machine it would be shorter, and wait"
+    tells = measured.has_step and free is not None and not (is_unclear(free) and outlasts_batches_ahead(measured))
+    if outlasts_batches_ahead(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
+        waits += f"; it took {sum(one.batches for one in now.windows)} batches, which may have been made ahead: no "
+        waits += "worker ever was ahead of it, and together they need longer for a batch than its step"
     return Finding(
         name=f"{largest}-bound",
         cause=f"Most of the loading time is spent {MEANING[largest]}.",
@@ -212,8 +265,8 @@ def _bound(measured: Measurements) -> Finding:
             f"takes {parts[largest] * 1e3:.1f} ms ({parts[largest] / total_s:.0%}){_hottest(measured, largest)}"
         ),
         remedy="",
-        gain=free.median if measured.has_step and free is not None else None,
-        is_measured=measured.has_step and free is not None,
+        gain=free.median if free is not None and tells else None,
+        is_measured=tells,
     )
 
 

@@ -125,6 +125,7 @@ CAUSES: tuple[Cause, ...] = (
     costly_parts.line_beyond_its_result,
     costly_parts.costly_sampler,
     costly_parts.costly_collate,
+    worker_count.sends_many_tensors,
     worker_count.workers_do_not_scale,
     worker_count.no_workers,
     worker_count.waiting_samples,

@@ -9,7 +9,7 @@ from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, 
 from penstock.observe.doctor.causes.cause import Cause, ask
 from penstock.observe.doctor.causes.cause_registry import ABOUT_RESULTS, ABOUT_STEP, CAUSES, FAILURES, NOT_ABOUT_LOADING
 from penstock.observe.doctor.causes.epochs import other_loader_restarted
-from penstock.observe.doctor.causes.evidence import step_is_most
+from penstock.observe.doctor.causes.evidence import is_unclear, outlasts_batches_ahead, step_is_most
 from penstock.observe.doctor.causes.step import steps_grow
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -64,6 +64,8 @@ def _at_most_free(finding: Finding, measured: Measurements) -> Finding:
     free = measured.gain_of(FREE)
     if finding.gain is None or finding.is_measured or free is None:
         return finding
+    if is_unclear(free) and outlasts_batches_ahead(measured):  # the loop as it was measured waits less than it will
+        return replace(finding, gain=None)
     return replace(finding, gain=min(finding.gain, max(1.0, free.median)))
 
 

@@ -7,10 +7,16 @@ from itertools import pairwise
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import clear_factor, epoch_startup_s, is_unclear, other_startup_s
+from penstock.observe.doctor.causes.evidence import (
+    clear_factor,
+    epoch_startup_s,
+    is_unclear,
+    other_startup_s,
+    step_alone,
+)
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import PERSISTENT
+from penstock.observe.doctor.trial import PERSISTENT, Gain
 from penstock.observe.record.finding import Finding
 
 
@@ -227,31 +233,62 @@ def saves_whole_storages(measured: Measurements) -> Finding | None:
 @cause("short-epochs", "as_is")
 def short_epochs(measured: Measurements) -> Finding | None:
     """Workers are started for every epoch, and an epoch is short."""
-    startup_s, batch_s, own = epoch_startup_s(measured), required(measured.as_is).batch_s, measured.settings
-    if startup_s is None or batch_s is None or not own.length:
+    startup_s, own, now = epoch_startup_s(measured), measured.settings, required(measured.as_is)
+    batch_s = _within_epoch_s(measured)
+    if startup_s is None or not batch_s or not own.length:
         return None
-    gain, unseen_s = measured.gain_of(PERSISTENT), required(measured.as_is).unseen_startup_s
-    epoch_s = max(startup_s, own.length * batch_s + unseen_s)
-    is_unseen = unseen_s >= THRESHOLDS.unseen_start_fraction * epoch_s
+    gain, epoch_s = measured.gain_of(PERSISTENT), startup_s + own.length * batch_s
+    is_unseen = now.unseen_startup_s >= THRESHOLDS.unseen_start_fraction * epoch_s
+    is_seen = any(window.start_s for window in now.windows)
     # what a trial gained beyond the starts themselves was the machine's
-    may_pay = 1 + startup_s / epoch_s >= THRESHOLDS.worthwhile_gain
+    may_pay = epoch_s / (own.length * batch_s) >= THRESHOLDS.worthwhile_gain
     pays = may_pay and gain is not None and gain.pays(THRESHOLDS.persistent_gain)
     if startup_s / epoch_s < THRESHOLDS.startup_fraction and not pays:
         return None
-    if gain is not None and not is_unseen and (gain.is_loss or (gain.is_clear and not pays)):
+    if gain is not None and not is_unseen and _is_no_faster(measured, gain):
         return None
-    tried = f"; with persistent workers {gain.median:.2f} times as fast" if gain is not None and not is_unseen else ""
+    is_tried = gain is not None and gain.is_clear and not is_unseen
+    tried = f"; with persistent workers {required(gain).median:.2f} times as fast" if is_tried and not is_seen else ""
     what = "starting them, and what each builds for its first sample," if is_unseen else "starting them"
+    is_guess = batch_s < THRESHOLDS.guessed_batch_fraction * (now.batch_within_epoch_s or 0.0)
     return Finding(
         name="short-epochs",
         cause="Workers are started again for every epoch, and an epoch is short.",
         evidence=(
             f"{what} takes {startup_s * 1e3:.0f} ms ({own.start_method}), an epoch of {own.length} batches "
-            f"takes {epoch_s * 1e3:.0f} ms{tried}"
+            f"takes {epoch_s * 1e3:.0f} ms{', on a quiet machine' * is_guess}{tried}"
         ),
         remedy="persistent_workers=True" + ", or build it before the loader is made: workers inherit it" * is_unseen,
-        gain=epoch_s / (own.length * batch_s) if is_unseen else clear_factor(gain),
-        is_measured=clear_factor(gain) is not None and not is_unseen,
-        # in rounds with and without starts a trial is as uneven as the loop; then its median tells
-        is_uncertain=is_unclear(gain) and not is_unseen and not (gain and gain.median >= THRESHOLDS.persistent_gain),
+        # of windows of the trials some have a start and others none: both were measured, and an epoch has one
+        gain=epoch_s / (own.length * batch_s) if is_unseen or is_seen else clear_factor(gain),
+        is_measured=gain is not None and not is_unseen and not is_guess and (is_seen or gain.is_clear),
+        is_uncertain=is_guess
+        or (is_unclear(gain) and not is_unseen and not is_seen and required(gain).median < THRESHOLDS.persistent_gain),
     )
+
+
+def _within_epoch_s(measured: Measurements) -> float | None:
+    """Return seconds per batch without the starts of workers, and without what other programs take of the processors.
+
+    Starts are scaled in the same way: beside a step that others slow down many times over, none would seem to matter.
+    """
+    now, alone, samples = required(measured.as_is), step_alone(measured), measured.samples
+    batch_s = now.batch_within_epoch_s
+    if not measured.machine.is_busy or alone is None or batch_s is None:
+        return batch_s
+    wait_s = now.wait_within_epoch_s or 0.0
+    parallel = max(1.0, min(float(measured.settings.num_workers), measured.machine.usable_cores))
+    return min(batch_s, max((alone.idle_machine_s or 0.0) + wait_s, samples.batch_s / parallel if samples else 0.0))
+
+
+def _is_no_faster(measured: Measurements, gain: Gain) -> bool:
+    """Return whether the trial with persistent workers speaks against them: it took as long as an epoch with its start.
+
+    Rounds tell that as well where no window of the loop had a start to itself, and all of them may have had one.
+    """
+    now, persistent = required(measured.as_is), required(measured.trial(PERSISTENT))
+    if not any(window.start_s for window in now.windows):
+        return gain.is_loss or (gain.is_clear and gain.median < THRESHOLDS.persistent_gain)
+    before_s, after_s = now.batch_within_epoch_s or math.inf, persistent.batch_within_epoch_s or 0.0
+    starts_s = epoch_startup_s(measured) or 0.0
+    return after_s * THRESHOLDS.worthwhile_gain > before_s + starts_s / (measured.settings.length or math.inf)

@@ -38,7 +38,7 @@ def loading_matters(measured: Measurements) -> bool:
     free = measured.gain_of(FREE)
     if waits_for_processors(measured):
         return False
-    if outweighs_step(measured):
+    if outweighs_step(measured) or outlasts_batches_ahead(measured):
         return True
     if free is None:
         return fraction >= THRESHOLDS.stall_fraction or _cannot_be_hidden(measured)
@@ -52,7 +52,8 @@ def loading_matters(measured: Measurements) -> bool:
 
 def step_is_most(measured: Measurements) -> bool:
     """Return whether the loop hardly waits, so that its step is most of its time."""
-    return measured.has_step and stall_fraction(measured) < THRESHOLDS.certain_stall_fraction
+    hardly_waits = stall_fraction(measured) < THRESHOLDS.certain_stall_fraction
+    return measured.has_step and hardly_waits and not outlasts_batches_ahead(measured)
 
 
 def _cannot_be_hidden(measured: Measurements) -> bool:
@@ -64,6 +65,31 @@ def _cannot_be_hidden(measured: Measurements) -> bool:
     if now is None or samples is None or not now.step_s or not workers:
         return False
     return samples.batch_s / workers > THRESHOLDS.unhidden_loading * now.step_s
+
+
+def outlasts_batches_ahead(measured: Measurements) -> bool:
+    """Return whether a loop hardly waits only as long as there are batches that were made ahead."""
+    ratio = batches_ahead_to_step(measured)
+    return ratio is not None and ratio >= THRESHOLDS.worthwhile_gain
+
+
+def batches_ahead_to_step(measured: Measurements) -> float | None:
+    """Return how many times as long workers need for a batch as the fastest step, if nothing shows that they keep up.
+
+    None where something does: the loop took more batches than there may have been ahead, or a worker slept, because it
+    was ahead of the loop.
+    """
+    now, samples, activity, own = measured.as_is, measured.samples, measured.worker_activity, measured.settings
+    if now is None or samples is None or activity is None or not own.start_method or measured.machine.accelerator:
+        return None
+    if sum(one.batches for one in now.windows) > own.num_workers * own.prefetch_factor:
+        return None
+    if activity.asleep_fraction >= THRESHOLDS.ahead_fraction:
+        return None
+    alone = [trial for name in (FREE, ONE_THREAD) if (trial := measured.trial(name)) is not None]
+    steps_s = [one.batch_s for trial in alone for one in trial.windows] or [now.step_s or math.inf]
+    parallel = max(1.0, min(float(own.num_workers), measured.machine.usable_cores))
+    return samples.batch_s / parallel / max(1e-9, min(steps_s))
 
 
 def waits_for_processors(measured: Measurements) -> bool:

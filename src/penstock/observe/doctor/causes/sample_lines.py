@@ -248,9 +248,9 @@ def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
         remedy=(
             f"{place_of(reading[0].line)}: "
             + ("write it anew in chunks of about a sample (chunks=(1, ...)), without gzip; or " if has_chunks else "")
-            + "read only the part that the sample needs: np.load(..., mmap_mode='r') or "
-            "torch.load(..., mmap=True), opened once for each file and kept; penstock.open(...); or chunks of the size "
-            "of a sample"
+            + "read only the part that the sample needs: seek to it, or name it where the reader takes a start and a "
+            "length; np.load(..., mmap_mode='r') or torch.load(..., mmap=True), opened once for each file and kept; "
+            "penstock.open(...); or chunks of the size of a sample"
         ),
         gain=gain_without(fraction, measured),
         is_uncertain=any(SHRINKS.search(line.line) for line in samples.lines),  # of all that it reads

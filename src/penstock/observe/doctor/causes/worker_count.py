@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import (
     clear_factor,
@@ -14,6 +15,7 @@ from penstock.observe.doctor.causes.evidence import (
     loading_matters,
     loading_parts_s,
     outweighs_step,
+    oversubscribes_cores,
     place_of,
     transport_and_collate_s,
 )
@@ -34,31 +36,53 @@ from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, 
 from penstock.observe.record.finding import Finding
 
 
-@cause("each-worker-reads-all", "samples", "worker_activity", "as_is")
+@cause("each-worker-reads-all", "samples", "as_is")
 def each_reads_all(measured: Measurements) -> Finding | None:
     """Workers of a stream make all of its samples, and each keeps its own part of them.
 
     Source: the examples of `torch.utils.data.IterableDataset`, in which each worker gets a range of its own.
     """
-    own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
-    if not own.is_iterable or own.num_workers < 2 or now.batch_s is None or not loading_matters(measured):
+    own, samples = measured.settings, required(measured.samples)
+    if not own.is_iterable or own.num_workers < 2:
         return None
-    cpu_s = required(measured.worker_activity).making_cores * now.batch_s
-    times = cpu_s / max(1e-9, samples.batch_s)
+    if not loading_matters(measured) and not oversubscribes_cores(measured):  # which slows a step that need not wait
+        return None
+    times, evidence = _repeated_work(measured)
     if times < max(THRESHOLDS.repeated_work * own.num_workers, THRESHOLDS.least_repeated_work):
         return None
     return Finding(
         name="each-worker-reads-all",
         cause="Workers do more than the samples that they return: each makes the whole stream, and keeps its part.",
-        evidence=(
-            f"{own.num_workers} workers use {cpu_s * 1e3:.1f} ms of processor time for a batch that one process makes "
-            f"in {samples.batch_s * 1e3:.1f} ms{_longest_line(samples.lines)}"
-        ),
+        evidence=f"{evidence}{_longest_line(samples.lines)}",
         remedy=(
             "give each worker files, shards or a range of its own, by torch.utils.data.get_worker_info(); or leave out "
             "a sample that is another worker's before it is read and decoded"
         ),
     )
+
+
+def _repeated_work(measured: Measurements) -> tuple[float, str]:
+    """Return how many times over a stream's workers make its samples, and what shows it."""
+    workers, samples, share = measured.settings.num_workers, required(measured.samples), measured.worker_share
+    if share is not None:
+        return share.times, (
+            f"one of {workers} workers takes {share.sample_s * 1e3:.3f} ms for each sample that it returns, and "
+            f"{share.alone_s * 1e3:.3f} ms where it is the only one"
+        )
+    made_s = _made_s(measured)
+    return made_s / max(1e-9, samples.batch_s), (
+        f"{workers} workers use {made_s * 1e3:.1f} ms of processor time for a batch that one process makes in "
+        f"{samples.batch_s * 1e3:.1f} ms"
+    )
+
+
+def _made_s(measured: Measurements) -> float:
+    """Return the processor time of all workers for a batch, at the least: they may have made some ahead of the loop."""
+    own, now, activity = measured.settings, required(measured.as_is), measured.worker_activity
+    if activity is None:
+        return 0.0
+    made_s = activity.making_cores * sum(window.wall_s for window in now.windows)
+    return made_s / (sum(window.batches for window in now.windows) + own.num_workers * own.prefetch_factor)
 
 
 @cause("too-many-workers")
@@ -183,6 +207,41 @@ def prefetches_little(measured: Measurements) -> Finding | None:
             f"would need {mean_s * 1e3:.1f} ms, but prefetch_factor=1, and the loop waits for each slow one"
         ),
         remedy="prefetch_factor=8, so that other batches are ready meanwhile",
+    )
+
+
+@cause("many-tensors", "samples", "transport_s")
+def sends_many_tensors(measured: Measurements) -> Finding | None:
+    """A batch is many small tensors, and a worker of torch's sends each of them for itself, in shared memory.
+
+    Source: torch/multiprocessing/reductions.py, reduce_storage.
+    """
+    samples, own, parts = required(measured.samples), measured.settings, loading_parts_s(measured)
+    if own.kind != "torch" or not own.start_method or not loading_matters(measured):
+        return None
+    is_many = samples.batch_tensors >= THRESHOLDS.many_tensors
+    if not is_many or samples.batch_tensors_nbytes > THRESHOLDS.small_tensor_nbytes * samples.batch_tensors:
+        return None
+    if parts.get("transport", 0.0) < THRESHOLDS.costly_line_fraction * sum(parts.values()):
+        return None
+    gain = measured.gain_of(NO_WORKERS)
+    pays = gain is not None and gain.pays()
+    tried = f"; without workers {gain.median:.1f} times as fast" if gain is not None and pays else ""
+    return Finding(
+        name="many-tensors",
+        cause="A batch is many small tensors, and a worker sends each of them for itself, in a file of shared memory.",
+        evidence=(
+            f"a batch of {samples.batch_samples} is {samples.batch_tensors} tensors, of "
+            f"{size_text(samples.batch_tensors_nbytes)} together; transporting it takes "
+            f"{required(transport_and_collate_s(measured)) * 1e3:.1f} ms, making it in one process "
+            f"{samples.batch_s * 1e3:.1f} ms{tried}"
+        ),
+        remedy=(
+            "merge them in collate_fn, in the worker, so that a batch is a few tensors: torch.cat with the lengths, "
+            "torch.nn.utils.rnn.pad_sequence, or torch.stack" + "; or num_workers=0, as measured" * pays
+        ),
+        gain=clear_factor(gain) if pays else None,
+        is_measured=pays,
     )
 
 

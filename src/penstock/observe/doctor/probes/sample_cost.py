@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
-from penstock.observe.doctor.probes.batch_values import all_finite
+from penstock.observe.doctor.probes.batch_values import all_finite, sent_tensors
 from penstock.observe.doctor.probes.constant_seeds import SeedRecorder
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.held_locks import LockRecorder
@@ -259,7 +259,7 @@ class SampleProbe:
 
     def _with_collate(self, costs: SampleCosts) -> SampleCosts:
         if self._loader.batch_sampler is None:
-            return replace(costs, batch_nbytes=tensor_nbytes(self.samples[0]))
+            return _with_tensors(replace(costs, batch_nbytes=tensor_nbytes(self.samples[0])), self.samples[0])
         taken_s: list[float] = []
         batch = None
         until = time.perf_counter() + _COLLATE_S
@@ -273,12 +273,18 @@ class SampleProbe:
             return costs
         scale = costs.batch_samples / len(self.samples)
         nbytes = tensor_nbytes(batch)
+        costs = _with_tensors(costs, batch)
         return replace(
             costs,
             collate_s=statistics.median(taken_s) * scale,
             batch_nbytes=int(nbytes * scale),
             float64_fraction=tensor_nbytes(batch, "float64") / nbytes if nbytes else 0.0,
         )
+
+
+def _with_tensors(costs: SampleCosts, batch: Any) -> SampleCosts:
+    tensors, nbytes = sent_tensors(batch)
+    return replace(costs, batch_tensors=tensors, batch_tensors_nbytes=nbytes)
 
 
 def tensor_nbytes(tree: Any, dtype: str = "") -> int:

@@ -58,6 +58,8 @@ class BatchSource:
         self.is_live = True
         self.is_drained = name == AS_IS
         self.startup_s: float | None = None
+        self.start_s = 0.0
+        """How long the last batch took if an epoch began with it, after another one; else 0."""
         self.loader: DataLoader[Any] | None = None
         self._restarts_s: list[float] = []
         self._fresh_starts_s: list[float] = []
@@ -136,8 +138,9 @@ class BatchSource:
                 self._note_workers()
         else:
             raise RuntimeError(f"an epoch of this loader has no batch: {_why_empty(self.loader)}")
+        self.start_s = time.perf_counter() - began if is_restart else 0.0
         if is_restart:
-            self._restarts_s.append(time.perf_counter() - began)
+            self._restarts_s.append(self.start_s)
         if self.startup_s is None:
             self.startup_s = self._opened_s + time.perf_counter() - began
         return batch

@@ -122,7 +122,7 @@ class LoopSession:
                 requested_at = now  # however long its workers took to start
                 self._budget.on_first_batch(now, THRESHOLDS.left_after_start)
                 self._timer.restart()
-            self._timer.on_return(requested_at, now)
+            self._timer.on_return(requested_at, now, self._rotation.current.start_s)
         self.watchdog.note_batch(now - requested_at)
         if self._phase is _Phase.WARM_UP:
             if self._observes_step(now):

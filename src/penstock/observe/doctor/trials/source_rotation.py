@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from penstock.core.host import usable_cores
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, TimingWindow, Trial, gain_between
 from penstock.observe.doctor.trials.batch_source import BatchSource, RepeatedBatchSource
@@ -210,7 +211,8 @@ class SourceRotation:
         left_s = self._budget.left_s() - windows_s
         for source in others:
             starts = source.starts_processes and not source.is_open
-            cost_s = windows_s + (0.0 if own.runs_in_this_process or not starts else own.startup_s or 0.0)
+            start_s = 0.0 if own.runs_in_this_process or not starts else own.startup_s or 0.0
+            cost_s = windows_s * _times_as_long(source, own) + start_s
             if isinstance(source, RepeatedBatchSource) or cost_s <= left_s:
                 left_s -= cost_s
             else:
@@ -230,6 +232,13 @@ class SourceRotation:
         except Exception as error:
             source.fail(error)
         return source.is_live
+
+
+def _times_as_long(source: BatchSource, own: BatchSource) -> float:
+    """Return how many times as long a source may take for a batch: without workers, as many as shared its making."""
+    if own.loader is None or own.runs_in_this_process or not source.runs_in_this_process:
+        return 1.0
+    return max(1.0, min(float(own.loader.num_workers), usable_cores()))
 
 
 def _forks(loader: DataLoader[Any] | None) -> bool:

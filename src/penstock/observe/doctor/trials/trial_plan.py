@@ -73,6 +73,13 @@ def plan_sources(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -
         sources.append(RepeatedBatchSource(FREE))
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return sources
+    if (
+        workers
+        and not own.persistent_workers
+        and own.length is not None
+        and own.length <= THRESHOLDS.short_epoch_batches
+    ):
+        sources.append(_changed_source(loader, PERSISTENT, persistent_workers=True))
     sources += _fewer_workers(loader, machine, own)
     if own.kind == "torch":
         line = f"penstock.DataLoader(..., num_workers={workers})"
@@ -84,13 +91,6 @@ def plan_sources(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -
         sources.append(_changed_source(loader, MORE_WORKERS, num_workers=workers + 2))
     if not own.is_iterable and not is_threaded:
         sources.append(_thread_source(loader, max(2, min(workers or 2, int(machine.usable_cores)))))
-    if (
-        workers
-        and not own.persistent_workers
-        and own.length is not None
-        and own.length <= THRESHOLDS.short_epoch_batches
-    ):
-        sources.append(_changed_source(loader, PERSISTENT, persistent_workers=True))
     if machine.accelerator and not own.pin_memory:
         sources.append(_changed_source(loader, PINNED, pin_memory=True))
     return sources

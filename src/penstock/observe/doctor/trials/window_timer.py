@@ -21,6 +21,7 @@ class WindowTimer:
         self._queued_s = 0.0
         self._wait_s = 0.0
         self._step_s = 0.0
+        self._start_s = 0.0
         self.batches = 0
         self.returned_at: float | None = None
         """When the loop got the batch that it works on; None where that step does not count."""
@@ -31,7 +32,7 @@ class WindowTimer:
         """Begin a new window."""
         self._began_at = self.requested_at = self._clock()
         self._queued_s = proc.thread_times().queued_s
-        self.batches, self._wait_s, self._step_s = 0, 0.0, 0.0
+        self.batches, self._wait_s, self._step_s, self._start_s = 0, 0.0, 0.0, 0.0
 
     def skip_step(self) -> None:
         """Leave out the step that the loop is in: it belongs to the window before."""
@@ -44,8 +45,9 @@ class WindowTimer:
             self._step_s += now - self.returned_at
             self.batches += 1
 
-    def on_return(self, requested_at: float, now: float) -> None:
-        """Count the wait that ends with a batch."""
+    def on_return(self, requested_at: float, now: float, start_s: float = 0.0) -> None:
+        """Count the wait that ends with a batch; an epoch began with it, for `start_s`."""
+        self._start_s += start_s
         self.returned_at = now
         self._wait_s += now - requested_at
 
@@ -60,5 +62,6 @@ class WindowTimer:
             wall_s=max(1e-9, self.elapsed_s(now)),
             wait_s=self._wait_s,
             step_s=self._step_s,
+            start_s=min(self._start_s, self._wait_s),
             queued_s=max(0.0, proc.thread_times().queued_s - self._queued_s),
         )

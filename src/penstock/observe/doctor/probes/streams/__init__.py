@@ -1,0 +1,1 @@
+"""What the doctor measures of streams, datasets that are iterated."""
