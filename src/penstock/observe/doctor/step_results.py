@@ -91,7 +91,8 @@ class StepCalls:
     """Lines that apply the same layer many times in each step, to little at a time."""
 
     padded: tuple[StepCall, ...] = ()
-    """Lookups in embeddings of batches whose last columns have one value in every row: `per_step` is their fraction."""
+    """Lookups in embeddings of batches whose last columns mostly have one value in every row: `per_step` is the
+    fraction of such columns, over all batches."""
 
     backward_again: tuple[StepCall, ...] = ()
     """Lines that compute gradients more than once in a step and keep the graph for it."""
