@@ -241,6 +241,7 @@ class Thresholds:
     repeated_calls: int = _threshold(
         16, "calls of one layer in a step", "networks share a layer among a dozen blocks or scales, and not among more"
     )
+    long_kernel: int = _threshold(128, "taps", "a direct convolution with fewer may well be as fast as an FFT")
     many_operations: int = _threshold(
         200, "operations of a line in a step", "a line of a block that a deep network repeats calls fewer"
     )
