@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
 from penstock.observe.doctor.contents.single_samples import find_single_samples
-from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.trials.epochs.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.epochs.saved_storages import measure_storages
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
+from penstock.observe.record.finding import Finding
 
 
 class Uneven(Dataset[torch.Tensor]):
@@ -84,21 +86,65 @@ def test_a_program_that_saves_a_view_after_each_epoch_is_told_so() -> None:
     assert "saves-whole-storages" in [one.name for one in diagnose(found).findings], found.notes
 
 
-def test_single_samples_may_be_meant_so() -> None:
+class _Slow(torch.nn.Linear):
+    """A model that takes some time for a call, and some for each sample."""
+
+    def __init__(self, call_s: float, sample_s: float) -> None:
+        super().__init__(4, 1)
+        self.call_s, self.sample_s = call_s, sample_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.call_s + self.sample_s * len(x))
+        return super().forward(x)
+
+
+def _evaluated(model: torch.nn.Module, *, reads_one: bool = False, every: int = 1) -> Measurements:
+    """Return what is measured of a program that evaluates single samples after every few epochs."""
     held_out = TensorDataset(torch.randn(400, 4))
 
     def train() -> None:
-        model = torch.nn.Linear(4, 1)
         loader = DataLoader(TensorDataset(torch.randn(640, 4)), batch_size=64, shuffle=True)
         val_loader = DataLoader(held_out)
-        for _ in range(1000):
+        for epoch in range(1000):
             for (x,) in loader:
                 model(x).square().mean().backward()
-            with torch.no_grad():
-                print(sum(model(x).sum() for (x,) in val_loader))
+            if epoch % every == 0:
+                with torch.no_grad():
+                    print(sum(model(x).item() if reads_one else model(x).sum() for (x,) in val_loader))
 
-    (found,) = (one for one in diagnose(examine(train, seconds=1.5)).findings if one.name == "evaluates-single-samples")
+    def is_enough(seen: Measurements) -> bool:
+        is_tried = seen.single_samples is not None and seen.single_samples.costs is not None
+        return is_tried or (bool(seen.module_hooks) and (reads_one or every > 1))
+
+    found = examine_until(is_enough, train, seconds=2.5)
+    return replace(found, machine=replace(found.machine, others_cores=0.0))
+
+
+def _named(found: Measurements) -> Finding | None:
+    return next((one for one in diagnose(found).findings if one.name == "evaluates-single-samples"), None)
+
+
+def test_an_evaluation_that_gains_by_batches_as_they_were_tried_is_certain_with_its_gain() -> None:
+    found = _named(_evaluated(_Slow(0.002, 0.0)))
+    assert found is not None
+    assert not found.is_uncertain
+    assert found.gain is not None
+    assert 8 < found.gain < 40, "0.82 s, of which 10 steps and 7 batches are left: 24 times"
+
+
+def test_an_evaluation_whose_samples_take_as_long_in_a_batch_is_not_named() -> None:
+    seen = _evaluated(_Slow(0.0, 0.002))
+    assert seen.single_samples is not None
+    assert seen.single_samples.costs is not None
+    assert _named(seen) is None
+
+
+@pytest.mark.parametrize(("reads_one", "every"), [(True, 1), (False, 2)])
+def test_single_samples_may_be_meant_so(reads_one: bool, every: int) -> None:
+    found = _named(_evaluated(_Slow(0.002, 0.0), reads_one=reads_one, every=every))
+    assert found is not None
     assert found.is_uncertain
+    assert found.gain is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import math
 import sys
@@ -553,6 +554,22 @@ def test_padding_beyond_the_longest_sequence_of_every_batch_is_known() -> None:
         head(table(torch.randint(1, 50, (16, 64)))).sum().backward()
 
     assert _rows(3, whole, head).padded == ()
+
+
+@pytest.mark.parametrize(("longest", "padding", "is_found"), [(64, 0, True), (64, 1, False), (8, 0, True)])
+def test_a_batch_that_has_one_long_sequence_does_not_hide_how_far_the_others_are_padded(
+    longest: int, padding: int, is_found: bool
+) -> None:
+    lengths, numbers = itertools.cycle([16, longest, 24]), itertools.cycle([0, 1, padding])
+    table, head = nn.Embedding(50, 4), nn.Linear(4, 1)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        rows = torch.randint(2, 50, (16, 64))
+        rows[1:, 12:] = rows[0, next(lengths) :] = next(numbers) if padding else 0
+        head(table(rows)).sum().backward()
+
+    found = diagnose(_timed(step_calls=_rows(3, step, head))).findings
+    assert any(one.name == "padded-too-far" for one in found) is is_found
 
 
 def test_several_backward_calls_over_one_graph_are_known_and_rows_of_a_jacobian_are_none() -> None:

@@ -49,6 +49,29 @@ class RepeatedSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SingleCosts:
+    """What an evaluation in batches of one sample takes, and what it took with larger ones, beside each epoch."""
+
+    dataset: str
+    """The class of its dataset."""
+
+    samples: int
+    """Of a pass."""
+
+    sample_s: float
+    """For each, with what the program does with it."""
+
+    batch_size: int
+    """Of the batches that it was given."""
+
+    batch_s: float
+    """For each of these, which were loaded in the training process."""
+
+    has_workers: bool = False
+    """Whether its own loader has workers, which may load them sooner."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SingleSamples:
     """An evaluation in batches of one sample, while the training has larger ones."""
 
@@ -60,6 +83,9 @@ class SingleSamples:
 
     training_batches: int
     """Of an epoch of the examined loop."""
+
+    costs: SingleCosts | None = None
+    """None where the program did not begin enough epochs, or could not handle larger batches."""
 
 
 Extent = Literal["partly", "inside", "same"]

@@ -196,7 +196,7 @@ def _find_single_samples(scheduler: TrialScheduler, log: MeasurementLog) -> Sing
     evaluations = scheduler.evaluation_loaders.evaluations(loader)
     return log.attempt(
         "evaluations of single samples",
-        lambda: find_single_samples(loader, evaluations),
+        lambda: find_single_samples(loader, evaluations, scheduler.single_costs),
         _SINGLE_S,
     )
 

@@ -51,6 +51,23 @@ class WholeImages:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PreparingLine:
+    """A line of the step that makes something of the batch for training, and of nothing that is learned."""
+
+    line: str
+    """The source line, with its file."""
+
+    cores: float = 1.0
+    """How many it keeps busy."""
+
+    taps: int = 0
+    """Of the longest kernel that it convolves with, without FFT; 0 where all of them are short."""
+
+    left_by_fft: float = 1.0
+    """Of its time, with such convolutions computed by FFT, as measured for the same sizes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepCalls:
     """Calls that every observed step made."""
 
@@ -91,7 +108,8 @@ class StepCalls:
     """Lines that apply the same layer many times in each step, to little at a time."""
 
     padded: tuple[StepCall, ...] = ()
-    """Lookups in embeddings of batches whose last columns have one value in every row: `per_step` is their fraction."""
+    """Lookups in embeddings of batches whose last columns mostly have one value in every row: `per_step` is the
+    fraction of such columns, over all batches."""
 
     backward_again: tuple[StepCall, ...] = ()
     """Lines that compute gradients more than once in a step and keep the graph for it."""
@@ -141,6 +159,9 @@ class StepCalls:
 
     training_lines: tuple[str, ...] = ()
     """The lines that contribute to gradients, or that an optimizer runs in, and those that call them."""
+
+    preparing: tuple[PreparingLine, ...] = ()
+    """Those of them that could be computed before the step."""
 
     keeping_lines: tuple[str, ...] = ()
     """The lines that change tensors which are kept from step to step, such as an average, and those that call them."""

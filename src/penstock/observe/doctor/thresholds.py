@@ -253,6 +253,7 @@ class Thresholds:
     repeated_calls: int = _threshold(
         16, "calls of one layer in a step", "networks share a layer among a dozen blocks or scales, and not among more"
     )
+    long_kernel: int = _threshold(128, "taps", "a direct convolution with fewer may well be as fast as an FFT")
     many_operations: int = _threshold(
         200, "operations of a line in a step", "a line of a block that a deep network repeats calls fewer"
     )
@@ -283,7 +284,7 @@ class Thresholds:
     seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
     padded_columns: int = _threshold(16, "columns", "fewer cost little, and may be chance in a small batch")
     padded_fraction: float = _threshold(
-        0.5, "of a batch's columns", "a step that computes with fewer of them for nothing gains less than twice"
+        0.33, "of a batch's columns", "a step that computes with fewer of them for nothing gains less than half again"
     )
     small_call_s: float = _threshold(
         5e-4, "s per call", "one call for all of them gains what each costs beside its arithmetic, some microseconds"

@@ -41,6 +41,7 @@ ABOUT_STEP: tuple[Cause, ...] = (
     layers.dense_embedding_gradients,
     layers.many_small_parameters,
     step.operations_in_a_loop,
+    step.prepared_in_step,
     step.costly_step_line,
     step.computes_outside_torch,
     step.costly_now_and_then,

@@ -14,9 +14,10 @@ from penstock.observe.doctor.causes.evidence import (
     other_startup_s,
     step_alone,
 )
+from penstock.observe.doctor.content_results import SingleCosts, SingleSamples
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import PERSISTENT, Gain
+from penstock.observe.doctor.trial import PERSISTENT, Gain, Trial
 from penstock.observe.record.finding import Finding
 
 
@@ -187,7 +188,9 @@ def validates_often(measured: Measurements) -> Finding | None:
 @cause("evaluates-single-samples", "single_samples")
 def evaluates_single_samples(measured: Measurements) -> Finding | None:
     """A loader that evaluates was made without a batch size."""
-    one = required(measured.single_samples)
+    one, now = required(measured.single_samples), measured.as_is
+    if one.costs is not None and now is not None and now.batch_s:
+        return _costly_single_samples(one, one.costs, measured, now)
     return Finding(
         name="evaluates-single-samples",
         cause="An evaluation gets one sample after another: its model is called once for each.",
@@ -197,6 +200,38 @@ def evaluates_single_samples(measured: Measurements) -> Finding | None:
         ),
         remedy="DataLoader(..., batch_size=256), or as many as fit: without gradients more do than in training",
         is_uncertain=True,  # a model may need one sample after another, as those of a stream
+    )
+
+
+def _costly_single_samples(
+    one: SingleSamples, costs: SingleCosts, measured: Measurements, now: Trial
+) -> Finding | None:
+    """Return the finding if the program gains by larger batches, as they were tried."""
+    is_busy, alone = measured.machine.is_busy, step_alone(measured)
+    step_s = now.batch_s or math.inf
+    if is_busy:  # a step's threads wait for those of others longer than those of single samples
+        both = [trial.idle_machine_s for trial in (now, alone) if trial is not None]
+        step_s = min(filter(None, both), default=step_s)
+    epoch_s = one.training_batches * step_s
+    pass_s, other_s = one.samples * costs.sample_s, math.ceil(one.samples / costs.batch_size) * costs.batch_s
+    gain = (epoch_s + pass_s) / (epoch_s + other_s)
+    pays = gain >= THRESHOLDS.worthwhile_gain
+    if not pays and not (is_busy or costs.has_workers):
+        return None
+    return Finding(
+        name="evaluates-single-samples",
+        cause="An evaluation gets one sample after another: its model is called once for each.",
+        evidence=(
+            f"batch_size=1 of {one.loader}: {one.samples} batches of {costs.sample_s * 1e3:.2f} ms in each pass, "
+            f"{pass_s:.1f} s after an epoch of about {epoch_s:.1f} s; with batches of {costs.batch_size} it took "
+            f"{costs.batch_s * 1e3:.1f} ms for each, {other_s:.1f} s for all"
+        ),
+        remedy=(
+            f"DataLoader(..., batch_size={costs.batch_size}) for it, or more: without gradients more fit than in "
+            "training; what it adds up has to count all samples of a batch"
+        ),
+        gain=gain if pays else None,
+        is_uncertain=not pays,
     )
 
 

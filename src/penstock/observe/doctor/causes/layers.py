@@ -82,7 +82,7 @@ def padded_too_far(measured: Measurements) -> Finding | None:
     return Finding(
         name="padded-too-far",
         cause="Batches are padded far beyond their longest sequence, and every step computes with the padding.",
-        evidence=f"the last {calls[0].what} have one value in every row of the observed batches: {calls[0].line}",
+        evidence=f"the last {calls[0].what} have one value in every row of a batch, on average: {calls[0].line}",
         remedy=(
             "pad to the longest sequence of each batch, in collate_fn: torch.nn.utils.rnn.pad_sequence(sequences, "
             "batch_first=True); batches of sequences of about one length need less still"

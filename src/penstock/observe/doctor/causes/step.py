@@ -273,6 +273,66 @@ def _is_for_nothing(one: CallStatement, calls: StepCalls) -> bool:
     return one.hot.fraction >= least and not is_training and not any(map(_TRAINS_BENEATH.search, one.calls))
 
 
+@cause("prepared-in-step", "as_is", "step_calls")
+def prepared_in_step(measured: Measurements) -> Finding | None:
+    """The step computes what is made of the batch alone, such as an augmentation, before its model gets it."""
+    now, calls = required(measured.as_is), required(measured.step_calls)
+    if measured.machine.accelerator or not (calls.trains and calls.updates):
+        return None  # with an accelerator, time passes in the lines that wait for it
+    known = {one.line: one for one in calls.preparing}
+    lines = [line for line in measured.step_lines if line.line in known and _is_often(line)]
+    fraction = sum(line.fraction for line in lines)
+    if fraction < THRESHOLDS.untrained_line_fraction:
+        return None
+    found = _costs_every_step(
+        "prepared-in-step",
+        lines,
+        now,
+        "The step prepares its batch: it computes what no parameter is part of, before its model gets it.",
+        "",
+    )
+    if found is None:
+        return None
+    of_step = 1 - (now.wait_fraction or 0.0)
+    saved = of_step * sum(line.fraction * (1 - known[line.line].left_by_fft) for line in lines)
+    cores = sum(line.fraction * known[line.line].cores for line in lines) / fraction
+    by_fft, beside = 1 / max(1e-9, 1 - saved), _gain_beside(of_step * fraction, cores, measured)
+    remedies, evidence = [], f"{found.evidence}, which keeps {cores:.1f} cores busy"
+    longest = max((known[line.line] for line in lines), key=lambda one: one.taps)
+    if by_fft >= THRESHOLDS.worthwhile_gain:
+        remedies.append(_BY_FFT)
+        evidence += f"; a convolution with {longest.taps} taps: an FFT of its sizes leaves {longest.left_by_fft:.0%}"
+    is_beside = beside >= THRESHOLDS.worthwhile_gain and not measured.machine.is_busy
+    if is_beside or not remedies:
+        remedies.append(_BESIDE if is_beside else f"with fewer operations; or, where cores are left for it, {_BESIDE}")
+    return replace(
+        found,
+        evidence=evidence,
+        remedy="; or ".join(remedies),
+        gain=by_fft if by_fft >= THRESHOLDS.worthwhile_gain and saved < THRESHOLDS.estimated_fraction else None,
+        is_uncertain=by_fft < THRESHOLDS.worthwhile_gain and not is_beside,
+    )
+
+
+_BY_FFT = (
+    "convolve by FFT: torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(kernel, n), n), with n of at least both "
+    "lengths together (conv1d does not flip its kernel, and this does)"
+)
+_BESIDE = "in the dataset or in collate_fn, whose workers (num_workers=...) do it beside the step"
+
+
+def _gain_beside(fraction: float, cores: float, measured: Measurements) -> float:
+    """Return by how much a loop gains at most if workers do a part of its step, which keeps so many cores busy.
+
+    The cores have to do all of it still, and what workers do already.
+    """
+    machine, samples, batch_s = measured.machine, measured.samples, required(measured.as_is).batch_s
+    of_rest = min(float(machine.intra_op_threads), machine.usable_cores)
+    of_workers = samples.batch_s / batch_s if samples and batch_s and measured.settings.num_workers else 0.0
+    least = (fraction * cores + (1 - fraction) * of_rest + of_workers) / machine.usable_cores
+    return 1 / max(1 - fraction, least)
+
+
 @cause("computes-outside-torch", "as_is", "step_calls")
 def computes_outside_torch(measured: Measurements) -> Finding | None:
     """Much of the step passes in Python, in NumPy or in other libraries, whether gradients depend on it or not."""

@@ -42,6 +42,8 @@ class _ProgramIterator:
         self._loader = loader
         self._batches: Any = None
         self._later_batches = 0
+        self._single: Iterator[Any] | None = None
+        """What it gets where an evaluation of single samples is timed."""
         self._in_a_row = 0
         self._step = -1
         """The step of the examined loop in which a batch was requested last."""
@@ -127,6 +129,12 @@ class _ProgramIterator:
         later = self._scheduler.later_epochs
         assert later is not None
         is_own = later.belongs(self._loader)
+        if not is_own and self._single is None and not self._later_batches and is_in_for(sys._getframe(2)):
+            self._single = later.batches_of_single_samples(self._loader)
+        if self._single is not None:
+            later.has_others = True
+            with later.guard.suspended():
+                return next(self._single)
         self._later_batches += is_own or is_in_for(sys._getframe(2))
         if self._later_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
             raise StopIteration

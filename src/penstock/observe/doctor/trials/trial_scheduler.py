@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.observe.doctor.content_results import EpochOrders
+from penstock.observe.doctor.content_results import EpochOrders, SingleCosts
 from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel, SavedStorages
 from penstock.observe.doctor.probes.steps.call_statements import reached_by_loader
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
@@ -134,6 +134,11 @@ class TrialScheduler:
     def saved_storages(self) -> SavedStorages | None:
         """What the program saved after its first epochs, if that was far more than its tensors."""
         return self.later_epochs.guard.saved if self.later_epochs is not None else None
+
+    @property
+    def single_costs(self) -> tuple[SingleCosts, ...]:
+        """What the program's evaluations of single samples take, as far as it has begun several epochs."""
+        return self.later_epochs.single_passes.costs() if self.later_epochs is not None else ()
 
     @property
     def memory_growth(self) -> MemoryGrowth | None:

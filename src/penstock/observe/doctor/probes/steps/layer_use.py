@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -43,6 +43,15 @@ _COMPARED = 1024
 """Numbers of each parameter."""
 
 
+class _Columns(NamedTuple):
+    """Those of a batch of sequences."""
+
+    shared: int
+    """How many of the last ones have one and the same value."""
+    columns: int
+    value: int
+
+
 class LayerUse:
     """Counts what the observed steps do with parameters."""
 
@@ -65,7 +74,7 @@ class LayerUse:
         """How many tensors the largest optimizer has, and how many numbers they have together."""
         self._used_whole: set[int] = set()
         self._embedded: dict[int, tuple[_Line, int]] = {}
-        self._columns: dict[_Line, list[tuple[int, int]]] = {}
+        self._columns: dict[_Line, list[_Columns]] = {}
         self._again: Counter[_Line] = Counter()
 
     def begin_step(self) -> None:
@@ -84,8 +93,8 @@ class LayerUse:
             return
         if func is torch.nn.functional.embedding and len(args) > 1:
             indices, weight = args[:2]
-            if line is not None and indices.ndim == 2:
-                self._columns.setdefault(line, []).append((_padding(indices), indices.shape[1]))
+            if line is not None and indices.ndim == 2 and indices.numel():
+                self._columns.setdefault(line, []).append(_columns(indices))
             if line is not None and _is_trained(weight) and not (kwargs.get("sparse") or any(args[6:7])):
                 self._note_weight(weight)
                 _, before = self._embedded.get(id(weight), (line, 0))
@@ -191,13 +200,18 @@ class LayerUse:
         return tuple(StepCall(what="", line=line_text(*line), per_step=count) for line, count in found.items())
 
     def padded(self) -> tuple[StepCall, ...]:
-        """Return lookups whose last columns have one value in all rows of every batch; `per_step` is their fraction."""
-        return tuple(
-            StepCall(what=f"{shared} of {length} columns", line=line_text(*line), per_step=shared / length)
-            for line, seen in self._columns.items()
-            for shared, length in [min(seen, key=lambda one: one[0] / one[1])]
-            if shared >= THRESHOLDS.padded_columns
-        )
+        """Return lookups whose last columns mostly have one value in all rows, the same in all batches, and how many.
+
+        `per_step` is their fraction. A batch may have a sequence that is as long as it can be.
+        """
+        found: list[StepCall] = []
+        for line, seen in self._columns.items():
+            shared, columns = sum(one.shared for one in seen), sum(one.columns for one in seen)
+            values = {one.value for one in seen if one.shared}
+            if len(values) == 1 and shared >= THRESHOLDS.padded_columns * len(seen):
+                what = f"{shared / len(seen):.0f} of {columns / len(seen):.0f} columns"
+                found.append(StepCall(what=what, line=line_text(*line), per_step=shared / columns))
+        return tuple(found)
 
     def backward_again(self) -> tuple[StepCall, ...]:
         """Return lines that compute gradients of a graph and keep it, more than once in a step."""
@@ -223,10 +237,10 @@ class LayerUse:
         )
 
 
-def _padding(indices: torch.Tensor) -> int:
-    """Return how many of the last columns have one and the same value."""
+def _columns(indices: torch.Tensor) -> _Columns:
     others = (indices != indices[:1, -1:]).any(0).nonzero()
-    return int(indices.shape[1] - (others.max() + 1 if len(others) else 0))
+    shared = int(indices.shape[1] - (others.max() + 1 if len(others) else 0))
+    return _Columns(shared, indices.shape[1], int(indices[0, -1]))
 
 
 def _state_of(weight: torch.Tensor) -> object:

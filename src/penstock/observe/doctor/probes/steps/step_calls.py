@@ -28,6 +28,7 @@ from penstock.observe.doctor.contents.seen_labels import labels_of
 from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.probes.steps.batch_preparation import BatchPreparation, CallTime
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.denormals import Denormals
 from penstock.observe.doctor.probes.steps.kept_gradients import KeptGradients
@@ -88,6 +89,7 @@ class StepCallRecorder:
         self._trains = False
         self._graphs = KeptGraphs()
         self._lines = TrainingLines()
+        self._preparation = BatchPreparation()
         self.constant_lines = ConstantLines()
         self._layers = LayerUse()
         self._modes = LayerModes()
@@ -115,6 +117,7 @@ class StepCallRecorder:
         self._losses.begin_step()
         with contextlib.suppress(Exception):  # of objects that cannot be asked for their class
             self._lines.begin_step(batch)
+            self._preparation.begin_step(batch)
             self.constant_lines.begin_step(batch)
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
@@ -136,6 +139,7 @@ class StepCallRecorder:
             self._pairs.end_step()
             self._losses.end_step()
             with contextlib.suppress(Exception):
+                self._preparation.end_step()
                 self._lines.end_step()
                 self._layers.end_step()
                 self._kept.end_step(self._steps, self._layers.weights)
@@ -176,6 +180,7 @@ class StepCallRecorder:
             trains=self._trains,
             graphs_held_by=self._graphs.holder,
             training_lines=self._lines.texts(),
+            preparing=self._preparation.result(self._lines.texts(), self._lines.changed_memory),
             keeping_lines=self._lines.keeping(),
             averaging_lines=self._lines.averaging(),
             updates=self._lines.updates,
@@ -234,7 +239,7 @@ class StepCallRecorder:
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         self._kept.after(self._layers.weights, line)
 
-    def note_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, seconds: float) -> None:
+    def note_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, spent: CallTime) -> None:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
         self._graphs.note_made(self._steps, made)
         frame = next(_users_frames(), None)
@@ -247,21 +252,22 @@ class StepCallRecorder:
         if optimizer is not None:
             self._lines.note_optimizer(optimizer)
         if not is_optimizing:
-            self._layers.note(func, args, kwargs, made, line, seconds)
+            self._layers.note(func, args, kwargs, made, line, spent.wall_s)
             self._modes.note(func, args, kwargs, made)
             self._losses.note(func, args, kwargs, made, line, self._labels)
             self._pairs.note(func, args, made, line)
             self._denormals.note(made, line, self._steps)
         if frame is None or line is None:
             return
-        self.constant_lines.note(frame, (args, kwargs), made, seconds)
+        self.constant_lines.note(frame, (args, kwargs), made, spent.wall_s)
         changed = args[0] if args and _changes_in_place(func) else None
         calling = tuple((one.f_code.co_filename, one.f_lineno) for one in _users_frames())
         updates = is_optimizing or self._layers.is_parameter(changed)
         if func in ACCUMULATE or updates:
             self._lines.note_training(calling, (args, kwargs) if updates else (), updates=updates)
         else:
-            self._lines.note(calling, (args, kwargs), made, changed, func=func)
+            is_from_elsewhere = self._lines.note(calling, (args, kwargs), made, changed, func=func)
+            self._preparation.note(line, func, args, kwargs, made, spent, is_from_elsewhere=is_from_elsewhere)
 
     def note_use(self, operands: Any) -> None:
         """Note what an operation is to compute with."""
@@ -300,11 +306,11 @@ class _RecordingMode(TorchFunctionMode):
             return func(*args, **kwargs)
         with contextlib.suppress(Exception):  # a program has to go on, whatever its tensors cannot be asked for
             self._note_before(func, args, kwargs)
-        began = time.perf_counter()
+        began, processor_s = time.perf_counter(), time.process_time()
         made = func(*args, **kwargs)
-        seconds = time.perf_counter() - began
+        spent = CallTime(time.perf_counter() - began, time.process_time() - processor_s)
         with contextlib.suppress(Exception):
-            self._note_after(func, args, kwargs, made, seconds)
+            self._note_after(func, args, kwargs, made, spent)
         return made
 
     def _note_before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -323,9 +329,9 @@ class _RecordingMode(TorchFunctionMode):
         if func in ACCUMULATE:
             self._recorder.note_gradients(are_computed=False)
 
-    def _note_after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, seconds: float) -> None:
+    def _note_after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, spent: CallTime) -> None:
         self._note_origin(made, (*args, *kwargs.values()))
-        self._recorder.note_call(func, args, kwargs, made, seconds)
+        self._recorder.note_call(func, args, kwargs, made, spent)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,19 +122,22 @@ class TrainingLines:
         changed: Any = None,
         *,
         func: Callable[..., Any] | None = None,
-    ) -> None:
+    ) -> bool:
         """Note that a line computed `made` of `operands`, and perhaps `changed` one of them.
 
-        `calling` are that line and those that called it, innermost first.
+        `calling` are that line and those that called it, innermost first. Returns whether values of Python's that
+        differ between steps, or what the step before has made of parameters, have part in it.
         """
         self._observed.add(calling[0])
         known, outside = self._origins(operands)
         lines = frozenset(calling).union(*(one.lines for one in known))
         outside = outside.union(*(one.outside for one in known))
+        has_averages = False
         for used in outside:
             average, made_by = self._averages.get(id(used.tensor()), (None, frozenset[_Line]()))
             if average is not None and average() is used.tensor():
                 self._averaging |= made_by | lines
+                has_averages = True
         is_from_python = func in _FROM_PYTHON or self._has_values(calling[0], func, operands)
         is_from_python |= any(one.is_from_python for one in known)
         is_gradient = getattr(func, "__self__", None) is torch.Tensor.grad  # which the backward pass made
@@ -159,6 +162,12 @@ class TrainingLines:
             if id(one) not in self._made or self._made[id(one)].is_outside:
                 self._changed_memory.setdefault(_memory(one), set()).update(lines)
                 self._averaging |= lines if any(kept.is_parameter for kept in outside) else frozenset()
+        return is_from_python or has_averages
+
+    @property
+    def changed_memory(self) -> Collection[int]:
+        """Where the tensors from outside of their step lie that steps change."""
+        return self._changed_memory.keys()
 
     def note_use(self, operands: Any, *, is_over: bool = False) -> None:
         """Note that an operation is to use these: what NumPy has changed of them was done for training.

@@ -12,7 +12,7 @@ see `write_guard`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
 from penstock.observe.doctor.probes.steps.module_hooks import ModuleHooks
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trials.epochs.single_passes import SinglePasses
 from penstock.observe.doctor.trials.epochs.write_guard import WriteGuard
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 
@@ -35,6 +36,8 @@ _EPOCHS = 3
 _DRAWN = 256
 _TIME, _LEAST_S = 0.2, 0.5
 """Of the trials' time, what the program may take to begin its later epochs."""
+_LEAST_TIMED_S = 1.0
+"""What it has left when an evaluation is timed."""
 
 
 class LaterEpochs:
@@ -57,6 +60,7 @@ class LaterEpochs:
         self._is_same = True
         self._is_over = False
         self.guard = WriteGuard()
+        self.single_passes = SinglePasses(loader)
         self._module_hooks: ModuleHooks
         self.hooks: list[int] = []
         """How many hooks modules have had: after the program's first epoch, and at the start of each later one."""
@@ -108,9 +112,17 @@ class LaterEpochs:
         self._is_same = self._is_same and order_of(loader) == self._first
         self.hooks.append(self._module_hooks.count())
         is_looked_at = self._is_same or self.has_others or self.hooks[-1] > self.hooks[0]
-        if not is_looked_at or self._epochs >= _EPOCHS:
+        is_seen = self._epochs >= _EPOCHS + self.single_passes.lacks_batches(_EPOCHS - 1)
+        if not is_looked_at or is_seen:
             self._is_over = True
             raise TrialsDoneError
+
+    def batches_of_single_samples(self, loader: DataLoader[Any]) -> Iterator[Any] | None:
+        """Return what another loop gets that is an evaluation of single samples, and is timed; else None."""
+        batches = self.single_passes.batches(loader, self._epochs, is_last=self._epochs >= _EPOCHS)
+        if batches is not None:
+            self._until = max(self._until, self._clock() + _LEAST_TIMED_S)
+        return batches
 
     def tick(self) -> None:
         """Raise TrialsDoneError if the program takes too long, or was to end and goes on."""
