@@ -137,7 +137,7 @@ class BatchPreparation:
         is_learned = one.requires_grad or isinstance(one, torch.nn.Parameter)
         known = self._made.get(id(one))
         if known is not None:
-            return known._replace(is_learned=known.is_learned or is_learned)
+            return _Origin(known.tensor, known.is_of_batch, known.is_learned or is_learned, known.memory)
         place = one.untyped_storage().data_ptr() if one.layout is torch.strided else 0
         return _Origin(one, False, is_learned, frozenset([place] if place else []))
 
