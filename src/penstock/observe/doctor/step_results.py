@@ -68,6 +68,17 @@ class PreparingLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnusedField:
+    """A tensor of the batch that no observed step used."""
+
+    what: str
+    """Where it is in the batch, with its type and shape."""
+
+    nbytes: int
+    """Its size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepCalls:
     """Calls that every observed step made."""
 
@@ -144,6 +155,9 @@ class StepCalls:
     leaves_gaps_out: bool = False
     """Whether batches had values that are not finite, and the loss of each of them was finite: a mask, or a target that
     the loss leaves out."""
+
+    unused_fields: tuple[UnusedField, ...] = ()
+    """Tensors of the batch that steps never touch, and that nothing keeps."""
 
     uses_labels: bool = False
     """Whether a step computed something of the batch's labels and another tensor, such as a loss."""

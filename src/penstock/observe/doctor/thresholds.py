@@ -276,6 +276,8 @@ class Thresholds:
     kept_epoch_nbytes: int = _threshold(
         512 << 20, "bytes in an epoch", "the outputs of an epoch that are kept for its metric are mostly less"
     )
+    unused_nbytes: int = _threshold(1 << 20, "bytes per batch", "fewer are collated and sent in a fraction of a step")
+    unused_fraction: float = _threshold(0.3, "of a batch", "without a smaller part, a batch costs about as much")
     pair_numbers: int = _threshold(1 << 18, "numbers", "fewer differences are computed in a cache of the processor")
     pair_growth: int = _threshold(8, "times as many numbers", "less is no more than what a matrix product would write")
     pair_fraction: float = _threshold(

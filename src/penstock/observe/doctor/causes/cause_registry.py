@@ -125,6 +125,7 @@ CAUSES: tuple[Cause, ...] = (
     costly_parts.costly_sampler_start,
     costly_parts.line_beyond_its_result,
     costly_parts.costly_sampler,
+    costly_parts.unused_fields,
     costly_parts.costly_collate,
     worker_count.sends_many_tensors,
     worker_count.workers_do_not_scale,

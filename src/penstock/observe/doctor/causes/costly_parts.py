@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from penstock.core.units import size_text
 from penstock.observe.doctor.causes import sample_lines, samples, worker_count
 from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
 from penstock.observe.doctor.causes.cause import Cause, ask, cause, required
@@ -149,6 +150,29 @@ def sampler_start_beyond_samples(measured: Measurements) -> Finding | None:
     """The same, where it is so much of an epoch that nothing of a single sample can be worth more."""
     found = costly_sampler_start.find(measured)
     return found if found is not None and (found.gain or 0.0) >= THRESHOLDS.certain_startup_gain else None
+
+
+@cause("unused-fields", "samples", "step_calls")
+def unused_fields(measured: Measurements) -> Finding | None:
+    """Much of every batch is tensors that the step never touches."""
+    unused, samples = required(measured.step_calls).unused_fields, required(measured.samples)
+    nbytes, batch_nbytes = sum(one.nbytes for one in unused), max(1, samples.batch_nbytes)
+    if nbytes < max(THRESHOLDS.unused_nbytes, THRESHOLDS.unused_fraction * batch_nbytes):
+        return None
+    parts = loading_parts_s(measured)
+    moved_s = sum(parts.get(part, 0.0) for part in ("collate", "transport"))
+    if not loading_matters(measured) or moved_s < THRESHOLDS.costly_line_fraction * sum(parts.values()):
+        return None
+    return Finding(
+        name="unused-fields",
+        cause="Every batch carries tensors that the step never touches: they are made, collated and sent for nothing.",
+        evidence=(
+            f"{size_text(nbytes)} of the {size_text(batch_nbytes)} of a batch were used by none of the observed steps: "
+            f"{'; '.join(one.what for one in unused[:3])}; collating and transporting takes {moved_s * 1e3:.1f} ms of "
+            "each batch"
+        ),
+        remedy="return from __getitem__ what the step uses, and no more: the rest where it is needed, by its index",
+    )
 
 
 @cause("costly-collate", "samples")

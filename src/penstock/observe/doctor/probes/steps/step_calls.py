@@ -29,6 +29,7 @@ from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.batch_preparation import BatchPreparation, CallTime
+from penstock.observe.doctor.probes.steps.batch_use import BatchUse
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.denormals import Denormals
 from penstock.observe.doctor.probes.steps.kept_gradients import KeptGradients
@@ -90,6 +91,7 @@ class StepCallRecorder:
         self._graphs = KeptGraphs()
         self._lines = TrainingLines()
         self._preparation = BatchPreparation()
+        self._batch_use = BatchUse()
         self.constant_lines = ConstantLines()
         self._layers = LayerUse()
         self._modes = LayerModes()
@@ -119,6 +121,8 @@ class StepCallRecorder:
             self._lines.begin_step(batch)
             self._preparation.begin_step(batch)
             self.constant_lines.begin_step(batch)
+        with contextlib.suppress(Exception):
+            self._batch_use.begin_step(batch)
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -139,6 +143,7 @@ class StepCallRecorder:
             self._pairs.end_step()
             self._losses.end_step()
             with contextlib.suppress(Exception):
+                self._batch_use.end_step()
                 self._preparation.end_step()
                 self._lines.end_step()
                 self._layers.end_step()
@@ -175,6 +180,7 @@ class StepCallRecorder:
             probabilities=self._losses.probabilities(),
             broadcast_losses=self._losses.broadcast(),
             whole_images=self._images_of_every_step(),
+            unused_fields=self._batch_use.result(),
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
             trains=self._trains,
@@ -271,6 +277,7 @@ class StepCallRecorder:
 
     def note_use(self, operands: Any) -> None:
         """Note what an operation is to compute with."""
+        self._batch_use.note(operands)
         self._lines.note_use(operands)
 
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
