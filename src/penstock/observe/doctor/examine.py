@@ -128,6 +128,7 @@ def examine(
         single_samples=single,
         module_hooks=scheduler.module_hooks,
         memory_growth=scheduler.memory_growth,
+        evaluation_graph=scheduler.evaluation_graphs.result(),
         saved_storages=scheduler.saved_storages,
         label_numbers=label_numbers,
         iterators_created=scheduler.iterators_created,

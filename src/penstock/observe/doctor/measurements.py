@@ -24,7 +24,7 @@ from penstock.observe.doctor.probe_results import (
     WorkerNoise,
     WorkerShare,
 )
-from penstock.observe.doctor.step_results import CallStatement, MemoryGrowth, StepCalls
+from penstock.observe.doctor.step_results import CallStatement, EvaluationGraph, MemoryGrowth, StepCalls
 from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers, TensorKeys
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between
@@ -172,6 +172,9 @@ class Measurements:
 
     step_calls: StepCalls | None = None
     """Blocking calls inside the step."""
+
+    evaluation_graph: EvaluationGraph | None = None
+    """An evaluation that keeps graphs; None where none was seen."""
 
     memory_growth: MemoryGrowth | None = None
     """What the program keeps of every step; None where its memory does not grow, or no variable explains it."""

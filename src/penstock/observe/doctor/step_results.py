@@ -68,6 +68,23 @@ class PreparingLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationGraph:
+    """An evaluation with gradients on that keeps the graphs of its batches."""
+
+    dataset: str
+    """The class of its dataset."""
+
+    batches: int
+    """Of its loader."""
+
+    name: str
+    """The variable that keeps them."""
+
+    batch_nbytes: int
+    """By how much that grew with a batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class UnusedField:
     """A tensor of the batch that no observed step used."""
 

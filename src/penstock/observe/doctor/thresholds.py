@@ -272,6 +272,7 @@ class Thresholds:
         1 << 20, "bytes per step", "so much fills any memory soon, however few were seen"
     )
     kept_turns: float = _threshold(0.5, "elements per step", "what grows less often is not kept of every step")
+    kept_graph_nbytes: int = _threshold(1 << 20, "bytes per batch", "less is kept of a whole evaluation without harm")
     kept_looks: int = _threshold(8, "elements", "the last ones show what all of them are")
     kept_epoch_nbytes: int = _threshold(
         512 << 20, "bytes in an epoch", "the outputs of an epoch that are kept for its metric are mostly less"

@@ -92,6 +92,7 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     samples.float64_samples,
     kept_memory.graphs_kept,
     kept_memory.kept_by_the_program,
+    kept_memory.evaluation_keeps_graphs,
     worker_memory.kept_by_the_dataset,
 )
 """Causes that make a result wrong, or that fill the memory until a program ends, and no loop slow."""

@@ -27,6 +27,21 @@ def graphs_kept(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("evaluation-keeps-graphs", "evaluation_graph")
+def evaluation_keeps_graphs(measured: Measurements) -> Finding | None:
+    """An evaluation adds up losses or outputs with gradients on, and nothing computes gradients of them."""
+    kept = required(measured.evaluation_graph)
+    return Finding(
+        name="evaluation-keeps-graphs",
+        cause="An evaluation runs with gradients on, and keeps the graphs of all its batches until it ends.",
+        evidence=(
+            f"{kept.name} held {size_text(kept.batch_nbytes)} more with each batch of {kept.dataset}, "
+            f"{size_text(kept.batches * kept.batch_nbytes)} for {kept.batches} batches; its model is in evaluation mode"
+        ),
+        remedy="with torch.no_grad(): around it, or @torch.no_grad() on its function; it takes less time, too",
+    )
+
+
 @cause("kept-by-the-program", "memory_growth")
 def kept_by_the_program(measured: Measurements) -> Finding | None:
     """A variable of the program keeps something of every step.

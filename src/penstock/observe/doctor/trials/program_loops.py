@@ -24,7 +24,7 @@ from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
-from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look
+from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look, users_frames
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
@@ -45,6 +45,8 @@ class _ProgramIterator:
         self._single: Iterator[Any] | None = None
         """What it gets where an evaluation of single samples is timed."""
         self._in_a_row = 0
+        self._handled = 0
+        """How many batches the program has handled, where this loop is not the examined one."""
         self._step = -1
         """The step of the examined loop in which a batch was requested last."""
         self._began: proc.ThreadTimes | None = None
@@ -61,6 +63,10 @@ class _ProgramIterator:
         scheduler = self._scheduler
         if self._is_over:
             raise StopIteration
+        if self._batches is not scheduler:
+            dataset, length = type(self._loader.dataset).__name__, length_of(self._loader) or 0
+            scheduler.evaluation_graphs.look(dataset, length, users_frames(sys._getframe(1)), self._handled)
+            self._handled += 1
         if scheduler.goes_on and self._batches is not scheduler:
             return self._later_batch()
         if self._batches is not scheduler:

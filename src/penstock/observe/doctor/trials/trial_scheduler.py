@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from penstock.observe.doctor.content_results import EpochOrders, SingleCosts
 from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel, SavedStorages
 from penstock.observe.doctor.probes.steps.call_statements import reached_by_loader
+from penstock.observe.doctor.probes.steps.evaluation_graphs import EvaluationGraphs
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.step_results import CallStatement, MemoryGrowth
@@ -89,6 +90,7 @@ class TrialScheduler:
         self.other_loops = OtherLoops()
         self.repeated_passes = RepeatedPasses()
         self.evaluation_loaders = EvaluationLoaders()
+        self.evaluation_graphs = EvaluationGraphs()
 
     @property
     def began_at(self) -> float:
@@ -254,6 +256,7 @@ class TrialScheduler:
         self.other_loops = OtherLoops()
         self.repeated_passes = RepeatedPasses()
         self.evaluation_loaders = EvaluationLoaders()
+        self.evaluation_graphs = EvaluationGraphs()
 
     def __iter__(self) -> Iterator[Any]:
         return self

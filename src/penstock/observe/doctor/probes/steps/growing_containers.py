@@ -22,7 +22,7 @@ _SEALED = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 """What keeps nothing of the steps, or has causes of its own: what datasets keep is looked at in a worker."""
 
 _MOST_VALUES, _DEPTH, _ELEMENTS = 20_000, 8, 64
-_MOST_PARTS, _MOST_NODES = 10_000, 1_000
+_MOST_PARTS, _MOST_NODES = 10_000, 5_000
 
 
 class Container(NamedTuple):
