@@ -9,7 +9,7 @@ import torch
 
 from penstock.core.stats import IndexDigest, LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import diagnose, findings_of_run
-from penstock.observe.doctor.causes.evidence import loading_parts_s
+from penstock.observe.doctor.causes.evidence import gain_without, loading_parts_s
 from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import (
@@ -854,6 +854,14 @@ def test_a_sampler_is_named_where_it_takes_longer_than_the_samples_and_no_worker
     assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("sampler-bound", "costly-sampler")
     assert "train.py:7" in diagnosis.findings[0].evidence
     assert "costly-sampler" not in _names(replace(found, samples=replace(costs, sampler_s=0.0005)))
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_nothing_is_estimated_where_workers_delay_the_step_by_as_much_as_nobody_knows(rounds: int) -> None:
+    delayed = _loop(_trial(AS_IS, 0.5, 0.25, rounds), _trial(FREE, 0.05, rounds=rounds))
+    assert gain_without(1.0, delayed) is None
+    steady = _loop(_trial(AS_IS, 0.5, 0.45, rounds), _trial(FREE, 0.05, rounds=rounds))
+    assert gain_without(1.0, steady) == pytest.approx(9.6, rel=0.1)
 
 
 def test_a_dataset_that_workers_have_got_can_be_pickled() -> None:

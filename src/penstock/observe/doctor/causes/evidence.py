@@ -269,7 +269,8 @@ def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, .
         loading_s = max(0.0, now.batch_s - beside * min(free.batch_s, now.step_s or math.inf))
         least_s = (now.step_s or 0.0) + parts.get("transport", 0.0) + parts.get("start-up", 0.0)
         left_s = now.batch_s - share * loading_s
-        if least_s > left_s and (step_slowdown(measured) or 1.0) >= THRESHOLDS.step_slowdown:
+        slowdown = step_slowdown(measured) or (now.step_s or 0.0) / free.batch_s  # of two rounds, what there is
+        if least_s > left_s and slowdown >= THRESHOLDS.step_slowdown:
             return None  # the step, too, gets faster by as much as nobody knows
         left = max(least_s, left_s) / now.batch_s
     return 1 / min(1.0, left) if left > 1 - THRESHOLDS.estimated_fraction else None
