@@ -353,8 +353,9 @@ def computes_outside_torch(measured: Measurements) -> Finding | None:
         often,
         now,
         "Much of every step is not torch's: Python, NumPy or another library computes meanwhile, on one core.",
-        "what is the same each time, compute once; what a batch needs, in the dataset, whose workers do it beside the "
-        "step; what is for a report, every hundred steps; what the loss needs, for the whole batch at once, with torch",
+        "what is the same each time, compute once; what a batch needs, in a DataLoader's dataset, whose workers do it "
+        "beside the step; what is for a report, every hundred steps; what the loss needs, for the whole batch at "
+        "once, with torch",
     )
 
 

@@ -90,7 +90,8 @@ def _is_loop(returned: Any) -> bool:
 def _check_has_looped(scheduler: TrialScheduler, returned: Any) -> None:
     if scheduler.loader is None:
         steps = scheduler.without_loader.steps
-        trained = f", and its optimizer made only {steps} steps, too few or too quick to examine" if steps else ""
+        made = f"its optimizer made only {steps} steps, too few or too quick to examine"
+        trained = f", and {made if steps else 'no optimizer of torch made a step'}"
         raise OptionError(
             f"the function returned {_describe_type(returned)} and looped over no DataLoader{trained}; return a "
             "DataLoader or (loader, step), loop over one, or train for longer"
