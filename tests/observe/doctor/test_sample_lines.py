@@ -336,6 +336,8 @@ def test_the_part_that_cheap_samples_spend_in_their_only_line_is_no_finding() ->
     )
     measured = _measured(replace(costs, storage_fraction=0.0, decode_fraction=0.0))
     assert "__getitems__" in diagnose(measured).verdict.remedy
+    stream = replace(measured, settings=replace(measured.settings, is_iterable=True))
+    assert "batch_size=None" in diagnose(stream).verdict.remedy
 
 
 class Searching(torch.utils.data.Sampler[int]):
