@@ -80,6 +80,41 @@ def _keeps_losses(batches: Watched) -> None:
             norms.append(gradient.square().sum())
 
 
+class Untouchable:
+    """Does not let itself be asked for anything."""
+
+    def __getattr__(self, name: str) -> None:
+        raise RuntimeError(name)
+
+    def __sizeof__(self) -> int:
+        raise RuntimeError
+
+    __eq__ = __len__ = __iter__ = __repr__ = __sizeof__  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class UntouchableList(list[Any]):
+    """Does not let itself be iterated."""
+
+    __len__ = __iter__ = Untouchable.__sizeof__  # type: ignore[assignment]
+
+
+class UntouchableDict(dict[Any, Any]):
+    """Does not give its values."""
+
+    __len__ = items = values = keys = Untouchable.__sizeof__  # type: ignore[assignment]
+
+
+def _keeps_beside_untouchable_objects(batches: Watched) -> None:
+    one = Untouchable()
+    beside, table, pairs = UntouchableList([one]), UntouchableDict({one: one}), []
+    for _ in range(1):
+        for batch in batches:
+            pairs.append((one, batch * 2))
+            list.append(beside, one)
+            dict.__setitem__(table, id(batch), one)
+
+
 def _keeps_in_the_module(batches: Watched) -> None:
     for batch in batches:
         _module_history.append(batch * 2)
@@ -96,8 +131,8 @@ def _remember(batch: torch.Tensor, seen: list[torch.Tensor] = []) -> None:  # no
 
 def _keeps_in_a_closure(batches: Watched) -> None:
     def make() -> Callable[[torch.Tensor], None]:
-        kept: dict[int, torch.Tensor] = {}
-        return lambda batch: kept.update({len(kept): batch * 2})
+        stored: dict[int, torch.Tensor] = {}
+        return lambda batch: stored.update({len(stored): batch * 2})
 
     store = make()
     for batch in batches:
@@ -188,8 +223,9 @@ def _found(loop: Callable[[Watched], None], length: int = 100) -> tuple[MemoryGr
     [
         (_keeps_in_a_list, "history", "deque"),
         (_keeps_in_the_module, "_module_history", "deque"),
+        (_keeps_beside_untouchable_objects, "pairs", "deque"),
         (_keeps_in_a_default_value, "the default values of _remember", "deque"),
-        (_keeps_in_a_closure, "kept", "deque"),
+        (_keeps_in_a_closure, "stored", "deque"),
         (_keeps_in_a_layer, "model.0.maps", "deque"),
         (_keeps_in_a_cache, "_cached", "maxsize"),
         (_keeps_losses, "norms", "detach"),

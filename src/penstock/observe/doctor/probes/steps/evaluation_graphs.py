@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penstock.observe.doctor.probes.frame_variables import variables_of
-from penstock.observe.doctor.probes.steps.growing_containers import measure_held
+from penstock.observe.doctor.probes.steps.growing_containers import attributes_of, measure_held
 from penstock.observe.doctor.step_results import EvaluationGraph
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -60,8 +60,7 @@ class EvaluationGraphs:
 
 def _modules(variables: dict[str, Any]) -> Iterator[torch.nn.Module]:
     """Yield the modules among the variables of a function, and those of the object that it is a method of."""
-    own = variables.get("self")
-    attributes = getattr(own, "__dict__", {}) if not issubclass(type(own), torch.nn.Module) else {}
+    attributes = attributes_of(variables.get("self"))
     for value in (*variables.values(), *attributes.values()):
         if issubclass(type(value), torch.nn.Module):
             yield value

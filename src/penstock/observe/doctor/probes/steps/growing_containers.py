@@ -56,7 +56,7 @@ def find_containers(frames: Iterable[FrameType]) -> dict[str, Container]:
         if size is not None:
             found[name] = Container(value, size)
         if depth < _DEPTH:
-            left += [(part, one, depth + 1) for part, one in _parts(name, value, size, own_modules)]
+            left += [(part, one, depth + 1) for part, one in _parts(name, value, own_modules)]
     return found
 
 
@@ -67,8 +67,8 @@ def last_elements(value: Any, number: int) -> list[Any]:
     if issubclass(type(value), dict):
         return [one for one, _ in zip(reversed(dict.values(value)), range(number), strict=False)]
     if issubclass(type(value), set):
-        return [one for one, _ in zip(value, range(number), strict=False)]
-    return [*value][-number:]
+        return [one for one, _ in zip(set.__iter__(value), range(number), strict=False)]
+    return _elements(value)[-number:]
 
 
 class Held(NamedTuple):
@@ -92,6 +92,11 @@ def measure_held(value: Any) -> Held:
     >>> measure_held([torch.ones(100, 250)[7]]).unused_nbytes
     99000
     """
+    with torch._C.DisableTorchFunctionSubclass():  # nothing of the program's own runs
+        return _measure_held(value)
+
+
+def _measure_held(value: Any) -> Held:
     nbytes, used, has_graph = 0, Counter[int](), False
     left, seen, storages = [value], dict[int, Any](), dict[int, int]()
     while left and len(seen) < _MOST_PARTS:
@@ -104,23 +109,46 @@ def measure_held(value: Any) -> Held:
             if one.grad_fn is not None:
                 has_graph = True
                 held += _saved_in_graph(one.grad_fn)
-            found = [part.untyped_storage() for part in held if part.layout is torch.strided]
+            found = [storage for part in held if (storage := _storage_of(part)) is not None]
             storages |= {storage._cdata: storage.nbytes() for storage in found}
-            if one.layout is torch.strided:
-                used[found[0]._cdata] += one.nbytes
+            if (own := _storage_of(one)) is not None:
+                used[own._cdata] += one.nbytes
         elif issubclass(type(one), np.ndarray):
             nbytes += one.nbytes if one.base is None else 0
             left += [] if one.base is None else [one.base]
         else:
-            nbytes += sys.getsizeof(one, 0)
+            nbytes += _own_nbytes(one)
             if issubclass(type(one), list | tuple | set | deque):
-                left += [*one]
+                left += _elements(one)
             elif issubclass(type(one), dict):
-                left += [*one.values()]
+                left += [*dict.values(one)]
             else:
-                left += [*_attributes(one).values()]
+                left += [*attributes_of(one).values()]
     unused = sum(max(0, storages[key] - part) for key, part in used.items())
     return Held(nbytes + sum(storages.values()), unused, has_graph)
+
+
+def _elements(value: Any) -> list[Any]:
+    """Return what is in a list, a tuple, a set or a queue, however its class iterates."""
+    return [*_kind_of(value).__iter__(value)]
+
+
+def _kind_of(value: Any) -> Any:
+    return next(one for one in (list, tuple, set, deque) if issubclass(type(value), one))
+
+
+def _own_nbytes(one: Any) -> int:
+    try:
+        return sys.getsizeof(one, 0)
+    except Exception:  # an object's own __sizeof__ may do anything
+        return 0
+
+
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage() if tensor.layout is torch.strided else None
+    except (RuntimeError, NotImplementedError):  # of classes that only wrap others
+        return None
 
 
 def _saved_in_graph(last: Any) -> list[torch.Tensor]:
@@ -159,11 +187,12 @@ def _size(value: Any) -> int | None:
     return kind.__len__(value) if kind is not None else None
 
 
-def _parts(name: str, value: Any, size: int | None, own_modules: set[str]) -> Iterator[tuple[str, Any]]:
+def _parts(name: str, value: Any, own_modules: set[str]) -> Iterator[tuple[str, Any]]:
     if issubclass(type(value), dict) and dict.__len__(value) <= _ELEMENTS:
         yield from ((f"{name}[{_key_text(key)}]", one) for key, one in [*dict.items(value)])
-    elif issubclass(type(value), list | tuple | deque) and len(value) <= _ELEMENTS:
-        yield from ((f"{name}[{number}]", one) for number, one in enumerate([*value]))
+    elif issubclass(type(value), list | tuple | deque):
+        if _kind_of(value).__len__(value) <= _ELEMENTS:
+            yield from ((f"{name}[{number}]", one) for number, one in enumerate(_elements(value)))
     elif issubclass(type(value), FunctionType):
         if value.__module__ in own_modules:
             yield from _parts_of_function(name, value)
@@ -174,7 +203,7 @@ def _parts(name: str, value: Any, size: int | None, own_modules: set[str]) -> It
         if value.__module__ in own_modules:
             yield from ((f"{name}.{key}", one) for key, one in [*vars(value).items()])
     elif not str(type(value).__module__).startswith("penstock."):
-        attributes = _attributes(value)
+        attributes = attributes_of(value)
         children = attributes.get("_modules") if issubclass(type(value), torch.nn.Module) else None
         yield from ((f"{name}.{key}", one) for key, one in [*attributes.items(), *(children or {}).items()])
 
@@ -194,7 +223,8 @@ def _key_text(key: Any) -> str:
     return f"{key!r:.40}" if type(key) in (str, int) else f"a {type(key).__name__}"
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object has by itself."""
     try:
         own = object.__getattribute__(value, "__dict__")  # an object's own way to give attributes may do anything
     except AttributeError:
