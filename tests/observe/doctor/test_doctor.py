@@ -35,8 +35,8 @@ from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import batches_equal
-from penstock.observe.doctor.probes.copy_on_write import find_object_heavy_attribute, measure_copy_on_write
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
+from penstock.observe.doctor.probes.forked.copy_on_write import find_object_heavy_attribute, measure_copy_on_write
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.machine_limits import MachineLimits
 from penstock.observe.doctor.probes.pickle_cost import measure_pickle

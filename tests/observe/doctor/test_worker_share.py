@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from penstock.observe.doctor.probes.streams.worker_share import measure_worker_share
+from penstock.observe.doctor.probes.forked.worker_share import measure_worker_share
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 

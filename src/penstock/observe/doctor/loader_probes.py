@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.measurement_log import MeasurementLog
 from penstock.observe.doctor.measurements import Settings
-from penstock.observe.doctor.probes.copy_on_write import measure_copy_on_write
+from penstock.observe.doctor.probes.forked.copy_on_write import measure_copy_on_write
+from penstock.observe.doctor.probes.forked.worker_share import measure_worker_share
 from penstock.observe.doctor.probes.pickle_cost import measure_pickle
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
-from penstock.observe.doctor.probes.streams.worker_share import measure_worker_share
 from penstock.observe.doctor.probes.transport_cost import measure_transport_s
 from penstock.observe.doctor.probes.worker_noise import measure_worker_noise
 

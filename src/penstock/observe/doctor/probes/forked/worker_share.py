@@ -8,7 +8,6 @@ share the processors, and batches may have been made ahead.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from contextlib import suppress
 from itertools import islice
@@ -20,11 +19,11 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.probe_results import WorkerShare
 from penstock.observe.doctor.probes import proc
+from penstock.observe.doctor.probes.forked.forked_child import measure_in_child
 
 _MOST_SAMPLES = 4000
 _LEAST_SAMPLES = 4
 """After the first, for which files are opened, and buffers filled."""
-_GRACE_S = 1.0
 
 
 def measure_worker_share(loader: DataLoader[Any], seconds: float) -> WorkerShare | None:
@@ -37,20 +36,8 @@ def measure_worker_share(loader: DataLoader[Any], seconds: float) -> WorkerShare
 
 
 def _measure_sample_s(loader: DataLoader[Any], workers: int, seconds: float) -> float | None:
-    here, there = multiprocessing.Pipe(duplex=False)
-    fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=_run_child, args=(loader, workers, seconds, there), daemon=True)
-    child.start()
-    there.close()
-    try:
-        return here.recv() if here.poll(seconds + _GRACE_S) else None
-    except EOFError:  # the child was ended
-        return None
-    finally:
-        child.kill()
-        child.join()
-        child.close()
-        here.close()
+    sample_s: float | None = measure_in_child(_run_child, loader, workers, seconds, seconds=seconds)
+    return sample_s
 
 
 def _run_child(loader: DataLoader[Any], workers: int, seconds: float, pipe: Connection) -> None:

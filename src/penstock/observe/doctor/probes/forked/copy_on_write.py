@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import CopyOnWrite
 from penstock.observe.doctor.probes import proc
+from penstock.observe.doctor.probes.forked.forked_child import measure_in_child
 from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -32,7 +33,6 @@ _WARM_UP_SAMPLES = 8
 _MOST_SAMPLES = 4000
 _SIZED_OBJECTS = 500
 _NESTED_DATASETS = 4
-_GRACE_S = 1.0
 _CACHE = functools._lru_cache_wrapper
 
 
@@ -43,21 +43,10 @@ def measure_copy_on_write(loader: DataLoader[Any], seconds: float) -> CopyOnWrit
     if not _lengths(loader.dataset):
         return None
     attribute, objects, size = find_object_heavy_attribute(loader.dataset) or ("", 0, 0)
-    here, there = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_run_child, args=(loader, seconds, there), daemon=True)
-    child.start()
-    there.close()
-    try:
-        if not here.poll(seconds + _GRACE_S):
-            return None
-        samples, first, again, growing_attribute = here.recv()
-    except EOFError:
+    measured = measure_in_child(_run_child, loader, seconds, seconds=seconds)
+    if measured is None:
         return None
-    finally:
-        child.kill()
-        child.join()
-        child.close()
-        here.close()
+    samples, first, again, growing_attribute = measured
     return CopyOnWrite(
         samples=samples,
         nbytes=first,

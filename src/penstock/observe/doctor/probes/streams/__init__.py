@@ -1,1 +1,0 @@
-"""What the doctor measures of streams, datasets that are iterated."""
