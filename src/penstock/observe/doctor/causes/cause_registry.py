@@ -9,17 +9,17 @@ from penstock.observe.doctor.causes import (
     costly_parts,
     epochs,
     failures,
-    kept_memory,
     layers,
+    memory,
     processors,
     sample_lines,
     sample_sets,
     samples,
     step,
+    step_patterns,
     stored_data,
     training,
     worker_count,
-    worker_memory,
 )
 from penstock.observe.doctor.causes.cause import Cause
 
@@ -29,7 +29,7 @@ ABOUT_STEP: tuple[Cause, ...] = (
     epochs.hooks_grow,
     epochs.saves_whole_storages,
     step.debugging_every_step,
-    *step.STEP_PATTERNS,
+    *step_patterns.STEP_PATTERNS,
     step.same_in_every_step,
     layers.denormal_numbers,
     layers.layer_in_a_loop,
@@ -50,12 +50,12 @@ ABOUT_STEP: tuple[Cause, ...] = (
 """Causes that make steps slow, or lie between them: before those about loading where the loop hardly waits."""
 
 NOT_ABOUT_LOADING: tuple[Cause, ...] = (
-    worker_memory.copy_on_write,
-    worker_memory.cache_in_each_worker,
-    worker_memory.not_picklable,
-    worker_memory.pickled_for_each_worker,
-    worker_memory.shm_too_small,
-    worker_memory.prefetches_much,
+    memory.copy_on_write,
+    memory.cache_in_each_worker,
+    memory.not_picklable,
+    memory.pickled_for_each_worker,
+    memory.shm_too_small,
+    memory.prefetches_much,
     *ABOUT_STEP,
     step.sync_every_step,
     step.non_blocking_from_pageable,
@@ -90,10 +90,10 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     epochs.same_order,
     epochs.not_shuffled,
     samples.float64_samples,
-    kept_memory.graphs_kept,
-    kept_memory.kept_by_the_program,
-    kept_memory.evaluation_keeps_graphs,
-    worker_memory.kept_by_the_dataset,
+    memory.graphs_kept,
+    memory.kept_by_the_program,
+    memory.evaluation_keeps_graphs,
+    memory.kept_by_the_dataset,
 )
 """Causes that make a result wrong, or that fill the memory until a program ends, and no loop slow."""
 

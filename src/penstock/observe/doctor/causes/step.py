@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.observe.doctor.causes.cause import ask, cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
+from penstock.observe.doctor.causes.step_patterns import SAVES, STEP_PATTERNS, costs_every_step, is_often
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.step_results import CallStatement, StepCall, StepCalls
@@ -99,108 +99,6 @@ def _growth(trial: Trial) -> float:
     return steps_s[-1] / max(1e-9, steps_s[0])
 
 
-@dataclass(frozen=True, slots=True)
-class StepPattern:
-    """What is cheap now and then, and dear in every step."""
-
-    name: str
-    """Of the finding."""
-
-    pattern: re.Pattern[str]
-    """Of the line's text and the library function that it calls."""
-
-    cause: str
-    """What the finding states."""
-
-    remedy: str
-    """What to change."""
-
-    needs: tuple[str, ...] = ("as_is",)
-    """The fields of `Measurements` that it needs."""
-
-    def find(self, measured: Measurements) -> Finding | None:
-        """Return the finding if such lines take a good part of the time of most steps."""
-        lines = [line for line in measured.step_lines if self.pattern.search(f"{line.line} {line.calls}")]
-        often = [line for line in lines if _is_often(line)]
-        if sum(line.fraction for line in often) < THRESHOLDS.wasted_step_fraction:
-            return None
-        return _costs_every_step(self.name, often, required(measured.as_is), self.cause, self.remedy)
-
-
-_SAVES = re.compile(
-    r" torch\.(serialization|distributed\.checkpoint)\.|\btorch\.save\("
-    r"|\bsave_(file|pretrained|checkpoint|state)\("
-    r"|\b(pickle|json)\.dump\(|\bnp\.save\w*\(|\.savefig\(|\.to_(csv|parquet|pickle)\("
-    # a call into C that takes long may be seen at the line after it
-    r"|\bos\.(replace|rename|fsync)\(|\bshutil\.(copy|move)\w*\("
-)
-
-STEP_PATTERNS = (
-    StepPattern(
-        "saves-every-step",
-        _SAVES,
-        "Every step, or every few of them, writes a file.",
-        "save once per epoch or every few hundred steps, or in the background: torch.distributed.checkpoint.async_save",
-    ),
-    StepPattern(
-        "collects-garbage-every-step",
-        re.compile(r"\bgc\.collect\(|\bempty_cache\("),
-        "Every step collects garbage, or empties the allocator's cache, which is filled again.",
-        "take it out: Python collects by itself, and the allocator gives back memory before it fails",
-    ),
-    StepPattern(
-        "copied-every-step",
-        re.compile(r" copy\.|\bdeepcopy\("),
-        "Every step makes a deep copy, such as one of the model's state.",
-        "copy only a state that is to be kept: the best one so far, after a validation, or one per epoch; an average "
-        "of the weights is updated in place: torch.optim.swa_utils.AveragedModel, torch._foreach_lerp_",
-    ),
-    StepPattern(
-        "appended-every-step",
-        re.compile(r"\b([\w.]+) = (torch|np)\.(append|cat|concat|concatenate|vstack|hstack|stack)\(.*\b\1\b"),
-        "Every step copies all that was kept of the steps before, to append to it: each step takes longer.",
-        "append to a list, and make one tensor of it at the end of the epoch: torch.cat(kept)",
-    ),
-    StepPattern(
-        "measures-every-step",
-        re.compile(r" (sklearn|scipy(?!\.optimize)|torchmetrics|skimage)\."),
-        "Every step computes a metric, or a statistic, on the processor.",
-        "keep what it needs as tensors, and compute it every hundred steps, or once at the end of an epoch",
-    ),
-    StepPattern(
-        "waits-for-another-loader",
-        re.compile(r" torch\.utils\.data\.(dataloader|_utils\.(fetch|pin_memory|worker))"),
-        "Every step takes a batch of another loader, and waits for it.",
-        "make its iterator once, before the loop; give it workers of its own; and examine it alone, by a function that "
-        "returns it",
-    ),
-    StepPattern(
-        "another-process-every-step",
-        re.compile(r" multiprocessing\.managers\."),
-        "Every step asks another process (a multiprocessing.Manager), and waits for its answers.",
-        "keep in shared tensors what workers look up (torch.zeros(n).share_memory_()), and write all values of a batch "
-        "at once: values[indices] = losses",
-    ),
-    StepPattern(
-        "schedules-every-step",
-        # torch's schedules wrap optimizer.step(), too; and a diffusion's scheduler returns what its step has made
-        re.compile(r"[:;] [\w.\[\]]*sched\w*\.step\(", re.IGNORECASE),
-        "The learning rate's schedule takes a large part of every step.",
-        "compute all its factors once, before the loop: factors = [f(step) for step in range(steps)], and "
-        "LambdaLR(optimizer, factors.__getitem__); or make its step once per epoch",
-    ),
-    StepPattern(
-        "logs-every-step",
-        re.compile(
-            r" (logging|matplotlib|tensorboard|wandb|mlflow)\.|\bprint\(|\blog(ger|ging)?\.\w+\("
-            r"|\.add_(scalar|image|histogram)\w*\(|\b(wandb|mlflow)\.log"
-        ),
-        "Every step logs or draws.",
-        "log every hundred steps",
-    ),
-)
-
-
 @cause("operations-in-a-loop", "as_is", "step_calls")
 def operations_in_a_loop(measured: Measurements) -> Finding | None:
     """A line of the step calls torch hundreds of times, for an element or a pair at a time."""
@@ -209,7 +107,7 @@ def operations_in_a_loop(measured: Measurements) -> Finding | None:
     if not lines or sum(line.fraction for line in lines) < THRESHOLDS.wasted_step_fraction:
         return None
     counts = ", ".join(f"{calls[line.line]:.0f} operations of torch's per step" for line in lines[:1])
-    found = _costs_every_step(
+    found = costs_every_step(
         "operations-in-a-loop",
         lines,
         now,
@@ -227,9 +125,9 @@ def costly_step_line(measured: Measurements) -> Finding | None:
     if measured.machine.accelerator or not calls.trains or not measured.step_lines:
         return None  # with an accelerator, time passes in the lines that wait for it
     line = _untrained_statement(measured, calls) or _untrained_line(measured.step_lines[0], calls)
-    if line is None or not _is_often(line):
+    if line is None or not is_often(line):
         return None
-    return _costs_every_step(
+    return costs_every_step(
         "costly-step-line",
         [line],
         now,
@@ -280,11 +178,11 @@ def prepared_in_step(measured: Measurements) -> Finding | None:
     if measured.machine.accelerator or not (calls.trains and calls.updates):
         return None  # with an accelerator, time passes in the lines that wait for it
     known = {one.line: one for one in calls.preparing}
-    lines = [line for line in measured.step_lines if line.line in known and _is_often(line)]
+    lines = [line for line in measured.step_lines if line.line in known and is_often(line)]
     fraction = sum(line.fraction for line in lines)
     if fraction < THRESHOLDS.untrained_line_fraction:
         return None
-    found = _costs_every_step(
+    found = costs_every_step(
         "prepared-in-step",
         lines,
         now,
@@ -345,10 +243,10 @@ def computes_outside_torch(measured: Measurements) -> Finding | None:
         for line in measured.step_lines
         if line.line not in torch_lines and not line.calls.startswith("torch") and not line.feeds_loader
     ]
-    often = [line for line in lines if _is_often(line)]
+    often = [line for line in lines if is_often(line)]
     if sum(line.fraction for line in often) < THRESHOLDS.untrained_line_fraction:
         return None
-    return _costs_every_step(
+    return costs_every_step(
         "computes-outside-torch",
         often,
         now,
@@ -367,12 +265,12 @@ def costly_now_and_then(measured: Measurements) -> Finding | None:
     """
     if measured.settings.kind:
         return None
-    rare = [line for line in measured.step_lines if not _is_often(line) and _is_beside_models(line, measured)]
+    rare = [line for line in measured.step_lines if not is_often(line) and _is_beside_models(line, measured)]
     fraction, turns = sum(line.fraction for line in rare), max((line.turns_fraction for line in rare), default=0.0)
     if fraction < THRESHOLDS.untrained_line_fraction:
         return None
     shown = "; ".join(map(describe_line, rare))
-    is_saved = _SAVES.search(f"{rare[0].line} {rare[0].calls}") is not None
+    is_saved = SAVES.search(f"{rare[0].line} {rare[0].calls}") is not None
     return Finding(
         name="costly-now-and-then",
         cause="What the program does in a few of its steps takes a large part of its time.",
@@ -387,7 +285,7 @@ def costly_now_and_then(measured: Measurements) -> Finding | None:
 
 
 def _is_beside_models(line: HotLine, measured: Measurements) -> bool:
-    if _SAVES.search(f"{line.line} {line.calls}"):
+    if SAVES.search(f"{line.line} {line.calls}"):
         return True
     if line.calls:
         return not line.calls.startswith("torch")
@@ -400,7 +298,7 @@ def same_in_every_step(measured: Measurements) -> Finding | None:
     now, line = required(measured.as_is), required(measured.constant_lines)
     if line.fraction < THRESHOLDS.wasted_step_fraction:
         return None
-    found = _costs_every_step(
+    found = costs_every_step(
         "same-in-every-step",
         [line],
         now,
@@ -436,30 +334,6 @@ def debugging_every_step(measured: Measurements) -> Finding | None:
         evidence=f"in the observed steps: {'; '.join(modes)}",
         remedy="turn it off, or on for a few steps only",
     )
-
-
-def _costs_every_step(name: str, lines: Sequence[HotLine], now: Trial, cause: str, remedy: str) -> Finding | None:
-    """Return the finding that lines cost what the loop would gain without them; None if that is little."""
-    fraction, turns = sum(line.fraction for line in lines), max(line.turns_fraction for line in lines)
-    of_loop = fraction * (1 - (now.wait_fraction or 0.0))
-    if 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
-        return None
-    shown = "; ".join(map(describe_line, lines))
-    return Finding(
-        name=name,
-        cause=cause,
-        evidence=f"{fraction:.0%} of the step's time, in {turns:.0%} of the steps: {shown}",
-        remedy=remedy,
-        gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
-    )
-
-
-def _is_often(line: HotLine) -> bool:
-    """Return whether a line is part of most steps, and not of a few that it makes long.
-
-    Steps are looked at every few milliseconds: of those that take less, a line is seen in as many as it takes time.
-    """
-    return line.turns_fraction >= min(THRESHOLDS.line_turns, THRESHOLDS.short_step_turns * line.fraction)
 
 
 def _describe_calls(calls: tuple[StepCall, ...]) -> str:
