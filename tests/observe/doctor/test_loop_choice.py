@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 
@@ -122,16 +121,63 @@ def test_what_a_program_takes_from_a_loader_before_it_trains_is_not_the_loop_to_
     assert found.step_calls.trains
 
 
-def test_an_optimizer_that_an_ended_program_left_to_the_collector_is_not_this_programs() -> None:
-    gc.disable()
-    try:
-        ended: list[object] = [torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)]
-        ended.append(ended)
-        del ended
-        found = examine(_train(_statistics), seconds=0.6)
-    finally:
-        gc.enable()
+_LEFT: list[torch.optim.Optimizer] = []
+
+
+def test_an_optimizer_that_an_ended_program_left_behind_is_not_this_programs() -> None:
+    _LEFT.append(torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1))
+    found = examine(_train(_statistics), seconds=0.6)
     assert (found.error, found.settings.dataset) == ("", "Numbered")
+
+
+class Trainer:
+    """Has made its optimizer before the doctor comes."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(3, 1)
+        self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=1e-9)]
+
+    def step(self, images: torch.Tensor) -> None:
+        self.model(images).sum().backward()
+        self.optimizers[0].step()
+
+
+_TRAINER = Trainer()
+
+
+def _train_by_attributes(trainer: Trainer, loader: DataLoader) -> None:
+    for images, _ in loader:
+        trainer.model(images).sum().backward()
+        trainer.optimizers[0].step()
+
+
+def _train_by_a_method(trainer: Trainer, loader: DataLoader) -> None:
+    optimize = trainer.step
+    for images, _ in loader:
+        optimize(images)
+
+
+def _train_by_a_global(_: Trainer, loader: DataLoader) -> None:
+    for images, _ in loader:
+        _TRAINER.model(images).sum().backward()
+        _TRAINER.optimizers[0].step()
+
+
+@pytest.mark.parametrize("train", [_train_by_attributes, _train_by_a_method, _train_by_a_global])
+def test_a_loop_whose_optimizer_was_made_before_the_doctor_came_is_examined_at_once(
+    train: Callable[[Trainer, DataLoader], None],
+) -> None:
+    trainer = Trainer()
+
+    def program() -> None:
+        train(trainer, DataLoader(Held(400, (3,)), batch_size=2))
+        optimizer = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)
+        for images, _ in DataLoader(Numbered(10_000, (3,)), batch_size=2):
+            images.sum()
+            optimizer.step()
+
+    found = examine(program, seconds=0.6)
+    assert (found.error, found.settings.dataset) == ("", "Held")
 
 
 def test_a_program_that_takes_every_batch_from_a_new_iterator_in_a_loop_is_examined() -> None:
