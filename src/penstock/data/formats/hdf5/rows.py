@@ -54,12 +54,13 @@ class _InPlaceRows(ChunkedRows):
             if not start < stop <= (number + 1) * rows:
                 return super().take(wanted)
             at = int(offsets[number]) + (start - number * rows) * self._row.itemsize
-            found: np.ndarray = np.ndarray((stop - start, *layout.shape), layout.dtype, self._file.mapped(), at)
-            return found.copy()
+            span: np.ndarray = np.empty((stop - start, *layout.shape), layout.dtype)
+            self._file.read_into(span, at)
+            return span
         numbers, inside = (0, wanted) if len(offsets) == 1 else np.divmod(wanted, rows)
         data = self._file.mapped()
         windows: np.ndarray = np.ndarray((len(data) - self._row.itemsize + 1,), self._row, data, 0, (1,))
-        found = windows[offsets[numbers] + inside * self._row.itemsize].view(layout.dtype)
+        found: np.ndarray = windows[offsets[numbers] + inside * self._row.itemsize].view(layout.dtype)
         return found.reshape(-1, *layout.shape)
 
 
