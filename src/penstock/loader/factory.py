@@ -34,6 +34,7 @@ from penstock.loader.transport.ring import Ring
 from penstock.loader.workers.pool import Pool
 from penstock.loader.workers.ray.cluster import Cluster
 from penstock.loader.workers.ray.ray_pool import RayPool
+from penstock.loader.workers.thread_gate import ThreadGate
 from penstock.loader.workers.thread_pool import ThreadPool
 
 _LEAST_RING_NBYTES = 64 << 20
@@ -57,6 +58,12 @@ class Pipeline:
     def processes(self) -> list[Any]:
         """The worker processes, by worker number."""
         return self.scheduler.pool.processes if isinstance(self.scheduler, Scheduler) else []
+
+    @property
+    def thread_gate(self) -> ThreadGate | None:
+        """Where the worker threads can be stopped; None if the workers are no threads."""
+        pool = self.scheduler.pool if isinstance(self.scheduler, Scheduler) else None
+        return pool.gate if isinstance(pool, ThreadPool) else None
 
     @property
     def copies_ahead(self) -> bool:

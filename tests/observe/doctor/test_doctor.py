@@ -47,7 +47,7 @@ from penstock.observe.doctor.rendering import as_json, render
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD
 from penstock.observe.doctor.trials import loop_watchdog
-from penstock.observe.doctor.trials.batch_source import PausableThreadSource
+from penstock.observe.doctor.trials.batch_source import ThreadSource
 from penstock.observe.doctor.trials.loader_variant import build_variant
 from penstock.observe.record.finding import Finding
 
@@ -390,11 +390,8 @@ def test_a_paused_thread_source_makes_no_samples() -> None:
             made.append(index)
             return super().__getitem__(index)
 
-    source = PausableThreadSource(
-        AS_IS,
-        lambda dataset: penstock.DataLoader(dataset, batch_size=1, num_workers=1, worker_type="thread"),
-        Noting(1000),
-        line="",
+    source = ThreadSource(
+        AS_IS, lambda: penstock.DataLoader(Noting(1000), batch_size=1, num_workers=1, worker_type="thread")
     )
     source.open()
     source.next_batch()

@@ -26,6 +26,7 @@ from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
+from penstock.loader.workers.thread_gate import ThreadGate
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 
@@ -38,12 +39,15 @@ def _wrap_exception(worker: int) -> ExceptionWrapper:
 
 
 class _Tick:
-    """Abandons a batch whose epoch is over."""
+    """Stops before a sample while the gate is closed, and abandons a batch whose epoch is over."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, gate: ThreadGate) -> None:
         self._task = task
+        self._gate = gate
 
     def __call__(self, row: int) -> None:
+        if self._gate.is_closed:
+            self._gate.pass_through()
         if self._task.cancelled:
             raise _CancelledError
 
@@ -63,6 +67,8 @@ class ThreadPool:
 
     def __init__(self, worker_spec: WorkerSpec, workers: int, *, base_seed: int = 0) -> None:
         self.size = workers
+        self.gate = ThreadGate()
+        """Closed, it stops the threads between two samples."""
         self._base_seed = base_seed
         self._failure: ExceptionWrapper | None = None
         self.processes: list[Any] = []
@@ -201,7 +207,7 @@ class ThreadPool:
                     if epoch != self._epoch[0]:
                         epoch, epoch_shards = self._epoch
                         shards = self._begin_epoch(shards, epoch_shards)
-                    self._make(shards, task, result)
+                    self._make_inside(shards, task, result)
             except _CancelledError:
                 result.cancelled = True
             except NothingLeftError as nothing:
@@ -231,6 +237,13 @@ class ThreadPool:
         shards.begin(epoch_shards)
         return shards
 
+    def _make_inside(self, shards: StreamShards | None, task: Task, result: TaskResult) -> None:
+        self.gate.enter()
+        try:
+            self._make(shards, task, result)
+        finally:
+            self.gate.leave()
+
     def _make(self, shards: StreamShards | None, task: Task, result: TaskResult) -> None:
         fetcher = shards.fetcher(task.shard) if shards is not None else None
         if fetcher is None:
@@ -243,7 +256,12 @@ class ThreadPool:
 
         memory = np.frombuffer(task.slot.memory, np.uint8) if task.slot is not None else np.empty(0, np.uint8)
         fetched = fetcher.make(
-            task.indices, Arena(memory), epoch_seed=task.epoch_seed, tick=_Tick(task), rows=task.rows, enlarge=enlarge
+            task.indices,
+            Arena(memory),
+            epoch_seed=task.epoch_seed,
+            tick=_Tick(task, self.gate),
+            rows=task.rows,
+            enlarge=enlarge,
         )
         if task.wants_state or fetched.ended:
             result.state = fetcher.samples.end_state() if fetched.ended else fetcher.samples.stream_state()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.core.host import usable_cores
+from penstock.loader.workers.thread_gate import ThreadGate
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trial import AS_IS
 
@@ -50,6 +50,8 @@ class BatchSource:
     """
 
     starts_processes = True
+    pauses_between_samples = False
+    """Whether a pause never stops it within a sample, which may have a lock of the dataset's."""
 
     def __init__(self, name: str, make: Callable[[], DataLoader[Any]], *, line: str = "") -> None:
         self.name = name
@@ -232,48 +234,28 @@ class RepeatedBatchSource(BatchSource):
         return copy_containers(self.batch)
 
 
-class PausableThreadSource(BatchSource):
-    """A loader whose workers are threads; while it is paused, they block before their next sample."""
+class ThreadSource(BatchSource):
+    """A loader whose workers are threads; while it is paused, they stop before their next sample."""
 
     starts_processes = False
+    pauses_between_samples = True
 
-    def __init__(self, name: str, make: Callable[[Any], DataLoader[Any]], dataset: Any, *, line: str) -> None:
-        self._dataset = PausableDataset(dataset)
-        super().__init__(name, lambda: make(self._dataset), line=line)
+    def __init__(self, name: str, make: Callable[[], DataLoader[Any]], *, line: str = "") -> None:
+        super().__init__(name, make, line=line)
+        self._closed: ThreadGate | None = None
 
     def pause(self) -> None:
-        """Block the dataset."""
-        self._dataset.running.clear()
+        """Stop its threads, each when it has made its sample."""
+        if self._closed is None and self._iterator is not None:
+            self._closed = self._iterator.pipeline.thread_gate
+            if self._closed is not None:
+                self._closed.close()
 
     def resume(self) -> None:
-        """Unblock it."""
-        self._dataset.running.set()
-
-
-class PausableDataset:
-    """A dataset whose samples can be blocked, since a thread cannot be stopped from outside.
-
-    Args:
-        dataset: the dataset itself.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.running = threading.Event()
-        self.running.set()
-        if callable(getattr(dataset, "__getitems__", None)):
-            self.__getitems__ = self._getitems
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        self.running.wait()
-        return self._dataset[index]
-
-    def _getitems(self, indices: Any) -> Any:
-        self.running.wait()
-        return self._dataset.__getitems__(indices)
+        """Let its threads continue."""
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed.open()
 
 
 def _why_empty(loader: DataLoader[Any] | None) -> str:

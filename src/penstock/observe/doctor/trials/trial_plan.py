@@ -27,8 +27,8 @@ from penstock.observe.doctor.trial import (
 from penstock.observe.doctor.trials.batch_source import (
     BatchSource,
     InlineSource,
-    PausableThreadSource,
     RepeatedBatchSource,
+    ThreadSource,
 )
 from penstock.observe.doctor.trials.loader_variant import build_variant
 
@@ -59,13 +59,9 @@ def plan_sources(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -
     """Return the sources to try, the loop's own loader first."""
     own = read_settings(loader)
     workers = own.num_workers
-    kind = BatchSource if workers else InlineSource
     is_threaded = workers > 0 and worker_type_of(loader) == "thread"
+    kind = ThreadSource if is_threaded else BatchSource if workers else InlineSource
     sources: list[BatchSource] = [kind(AS_IS, lambda: loader)]
-    if is_threaded:  # a loader like it, because threads can only be stopped in their dataset
-        sources = [
-            PausableThreadSource(AS_IS, lambda dataset: build_variant(loader, dataset=dataset), loader.dataset, line="")
-        ]
     if has_step:
         is_crowded = machine.is_busy or machine.load >= machine.cores
         if is_crowded and machine.intra_op_threads > 1 and not machine.accelerator:
@@ -114,11 +110,10 @@ def _changed_source(loader: DataLoader[Any], name: str, **changes: Any) -> Batch
 
 
 def _thread_source(loader: DataLoader[Any], threads: int) -> BatchSource:
-    def make(dataset: Any) -> DataLoader[Any]:
+    def make() -> DataLoader[Any]:
         return build_variant(
             loader,
             penstock=True,
-            dataset=dataset,
             num_workers=threads,
             worker_type="thread",
             persistent_workers=False,
@@ -126,7 +121,7 @@ def _thread_source(loader: DataLoader[Any], threads: int) -> BatchSource:
         )
 
     line = f"penstock.DataLoader(..., num_workers={threads}, worker_type='thread')"
-    return PausableThreadSource(THREADS, make, loader.dataset, line=line)
+    return ThreadSource(THREADS, make, line=line)
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
