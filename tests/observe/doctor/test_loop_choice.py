@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -178,6 +179,18 @@ def test_a_loop_whose_optimizer_was_made_before_the_doctor_came_is_examined_at_o
 
     found = examine(program, seconds=0.6)
     assert (found.error, found.settings.dataset) == ("", "Held")
+
+
+def test_a_program_that_trains_in_a_thread_is_examined_and_the_thread_ends_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def program() -> None:
+        thread = threading.Thread(target=_train(lambda loader: None))
+        thread.start()
+        thread.join()
+
+    found = examine(program, seconds=0.6)
+    assert (found.error, found.settings.dataset, capsys.readouterr().err) == ("", "Numbered", "")
 
 
 def test_a_program_that_takes_every_batch_from_a_new_iterator_in_a_loop_is_examined() -> None:

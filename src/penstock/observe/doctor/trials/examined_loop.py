@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from penstock.core.errors import OptionError
 from penstock.observe.doctor.trials.collected_epochs import EpochCollectedError
 from penstock.observe.doctor.trials.program_loops import patch_iteration
+from penstock.observe.doctor.trials.time_budget import quiet_in_threads
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 
@@ -39,7 +40,7 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
         )
     if callable(loop) and not isinstance(loop, DataLoader):
         try:
-            with patch_iteration(scheduler):
+            with patch_iteration(scheduler), quiet_in_threads():
                 returned = _call(loop)
                 if scheduler.loader is None and scheduler.passive_s:
                     scheduler.accepts_any = True
