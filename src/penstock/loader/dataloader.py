@@ -249,9 +249,9 @@ class DataLoader(TorchDataLoader[T_co]):
         if config.worker_bounds is not None:
             least, most = config.worker_bounds
             policy = AutoscalePolicy(workers=max(1, least), most=most, fixed=max(1, least))
-            policy.least = least
+            policy.limits.least = least
             self._penstock_runtime.autoscale = policy
-            policy.is_persistent = persistent_workers
+            policy.epochs.is_persistent = persistent_workers
         elif config.is_auto:
             enable_autoscaling(self)
         _warm_up(config_of(self))
@@ -322,7 +322,7 @@ def _leave_workers(loader: DataLoader[Any]) -> None:
         return
     if isinstance(runtime.order, UnknownOrder) and not has_lazy_iterator(loader._index_sampler):
         return  # with workers it is asked for a second iterator, as torch does, and each may draw another order
-    reason = policy.why_no_workers()
+    reason = policy.epochs.why_no_workers()
     if reason:
         runtime.autoscale = None
         _make_in_this_process(loader, reason, policy.asked)
@@ -421,7 +421,7 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
     most = max(fixed, min(_MOST_WORKERS, cores_of_rank()))
     most_waiting = max(most, _MOST_WAITING_WORKERS)
     runtime.autoscale = AutoscalePolicy(workers=min(2, fixed), most=most, fixed=fixed, most_waiting=most_waiting)
-    runtime.autoscale.asked, runtime.autoscale.is_persistent = asked, config.persistent_workers
+    runtime.autoscale.asked, runtime.autoscale.epochs.is_persistent = asked, config.persistent_workers
 
 
 def _warm_up(config: LoaderConfig) -> None:

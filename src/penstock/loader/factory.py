@@ -215,7 +215,7 @@ def _waits_for_first_batch(config: LoaderConfig, runtime: LoaderRuntime, mode: M
     """
     return (
         runtime.autoscale is not None
-        and runtime.autoscale.is_guess
+        and runtime.autoscale.epochs.is_guess
         and mode == "round_robin"
         and config.worker_type == "process"
         and config.keeps_order
@@ -257,7 +257,7 @@ def _pool(
             reported_workers=announced,
             base_seed=base_seed,
         )
-    most = workers if runtime.autoscale is None else runtime.autoscale.most_waiting
+    most = workers if runtime.autoscale is None else runtime.autoscale.limits.most_waiting
     from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
 
     return ProcessPool(

@@ -14,7 +14,8 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock.core.errors import OptionError
 from penstock.loader.dataloader import DataLoader, config_of, runtime_of
-from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.worker_limits import BatchTiming
 from penstock.loader.transport import codec
 from penstock.tune.setting import Setting
 
@@ -126,7 +127,7 @@ class ManualScalePolicy(AutoscalePolicy):
 
     def observe(self, lap: BatchTiming) -> int:
         """Return the number that was set."""
-        self.workers = max(self.least, min(self.most, self.wanted))
+        self.workers = max(self.limits.least, min(self.limits.most, self.wanted))
         return self.workers
 
     def choose(self) -> int:

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.worker_limits import BatchTiming
 
 MS = 1_000_000
 
@@ -145,7 +146,7 @@ def test_a_fixed_number_beyond_the_cores_stays_if_the_next_epoch_is_faster(gains
         speed = workers if gains else 1
         for number in range(100):
             wait_ns, work_ns = 160 * MS // speed, 160 * MS * workers // speed
-            policy.note(
+            policy.epochs.note(
                 BatchTiming(number=number, step_ns=MS, handling_ns=0, wait_ns=wait_ns, work_ns=work_ns, busy_ns=MS)
             )
 
@@ -154,7 +155,7 @@ def test_a_fixed_number_beyond_the_cores_stays_if_the_next_epoch_is_faster(gains
     assert policy.choose() == 25
     epoch(25)
     assert (policy.choose() >= 25) == gains
-    assert gains or (policy.fixed, policy.fixed_reason) == (2, "25 made no more than 1")
+    assert gains or (policy.epochs.workers, policy.epochs.reason) == (2, "25 made no more than 1")
 
 
 def _epochs(policy: AutoscalePolicy, batches_per_s: Callable[[int], float], epochs: int) -> list[int]:
@@ -168,14 +169,14 @@ def _epochs(policy: AutoscalePolicy, batches_per_s: Callable[[int], float], epoc
             number=0, step_ns=1, handling_ns=0, wait_ns=passed_ns, work_ns=workers * passed_ns, busy_ns=workers * MS
         )
         for _ in range(100):
-            policy.note(timing)
+            policy.epochs.note(timing)
     return had
 
 
 @pytest.mark.parametrize("cold", [1.0, 1.3])
 def test_behind_a_lock_a_fixed_number_goes_back_to_where_it_began_and_is_tried_ever_more_rarely(cold: float) -> None:
     policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
-    policy.plan_first(int(cold * 40 * MS), 4 * MS, batches=100, most=32)
+    policy.epochs.plan_first(int(cold * 40 * MS), 4 * MS, batches=100, most=32)
     assert policy.choose() > 10  # a batch computes for a tenth of its time: who could know that the rest is a lock?
     had = _epochs(policy, lambda workers: 25 * (1 - 0.01 * (workers - 1)), 100)
     assert max(had[1:]) <= 3
@@ -187,9 +188,9 @@ def test_behind_a_lock_a_fixed_number_goes_back_to_where_it_began_and_is_tried_e
 def test_workers_that_persist_pay_for_their_start_over_several_epochs() -> None:
     def planned(*, is_persistent: bool, busy_ms: int = 3) -> int:
         policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
-        policy.is_persistent = is_persistent
-        policy.plan_first(48 * MS, busy_ms * MS, batches=32, most=32)
-        return policy.fixed
+        policy.epochs.is_persistent = is_persistent
+        policy.epochs.plan_first(48 * MS, busy_ms * MS, batches=32, most=32)
+        return policy.epochs.workers
 
     # 32 batches of 48 ms: 8 workers start in 160 ms, and make 4 batches each. With one each, 32 need ten epochs to pay.
     assert (planned(is_persistent=False), planned(is_persistent=True)) == (8, 32)
@@ -200,15 +201,17 @@ def test_workers_that_persist_pay_for_their_start_over_several_epochs() -> None:
 @pytest.mark.parametrize("work_ms", [0.5, 2.5])
 def test_what_a_first_batch_computes_beside_its_samples_does_not_make_cheap_ones_wait(work_ms: float) -> None:
     policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
-    policy.is_persistent = True
-    policy.plan_first(int(work_ms * MS), int(0.9 * work_ms * MS), batches=256, most=32)
-    assert policy.fixed <= 2
+    policy.epochs.is_persistent = True
+    policy.epochs.plan_first(int(work_ms * MS), int(0.9 * work_ms * MS), batches=256, most=32)
+    assert policy.epochs.workers <= 2
 
 
 def test_a_fixed_number_that_only_seemed_to_bring_nothing_comes_back() -> None:
     policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
-    policy.plan_first(20 * MS, MS, batches=100, most=32)  # a first batch that took a quarter of the next ones' time
-    first = policy.fixed
+    policy.epochs.plan_first(
+        20 * MS, MS, batches=100, most=32
+    )  # a first batch that took a quarter of the next ones' time
+    first = policy.epochs.workers
     had = _epochs(policy, lambda workers: 12 * min(workers, 6), 10)
     assert had[:3] == [first, 2, first]
     assert had[3] > first  # as fewer made less, more may make more
@@ -269,14 +272,14 @@ def test_a_fixed_number_is_chosen_again_from_the_timing_of_an_epoch() -> None:
     assert policy.choose() == 3
     waits = BatchTiming(number=0, step_ns=10 * MS, handling_ns=0, wait_ns=6 * MS, work_ns=48 * MS)
     for _ in range(20):
-        policy.note(waits)
+        policy.epochs.note(waits)
     assert policy.choose() == 5
     hides = BatchTiming(number=0, step_ns=10 * MS, handling_ns=0, wait_ns=0, work_ns=12 * MS)
     for workers in (5, 2):  # the epoch after a cheap one may cost as much as the one before
         for _ in range(20):
-            policy.note(hides)
+            policy.epochs.note(hides)
         assert policy.choose() == workers
-    assert "filled 1.2 workers" in policy.fixed_reason
+    assert "filled 1.2 workers" in policy.epochs.reason
 
 
 @pytest.mark.parametrize(
@@ -295,15 +298,17 @@ def test_batches_that_cost_less_than_fetching_them_are_left_to_the_training_proc
 ) -> None:
     policy = AutoscalePolicy(workers=1, most=2, fixed=workers, most_waiting=32)
     step_ns, handling_ns, wait_ns, work_ns = (int(ms * MS) for ms in (step_ms, handling_ms, wait_ms, work_ms))
-    assert not policy.why_no_workers()
+    assert not policy.epochs.why_no_workers()
     for _ in range(20):
-        policy.note(BatchTiming(number=0, step_ns=step_ns, handling_ns=handling_ns, wait_ns=wait_ns, work_ns=work_ns))
-    assert bool(policy.why_no_workers()) is leaves
-    policy.is_persistent = True
-    assert not policy.why_no_workers()
-    policy.is_persistent = False
+        policy.epochs.note(
+            BatchTiming(number=0, step_ns=step_ns, handling_ns=handling_ns, wait_ns=wait_ns, work_ns=work_ns)
+        )
+    assert bool(policy.epochs.why_no_workers()) is leaves
+    policy.epochs.is_persistent = True
+    assert not policy.epochs.why_no_workers()
+    policy.epochs.is_persistent = False
     policy.require_worker()  # one has crashed
-    assert not policy.why_no_workers()
+    assert not policy.epochs.why_no_workers()
 
 
 def _waiting_epochs(policy: AutoscalePolicy, costs_ms: list[float], together: int = 32) -> list[float]:
@@ -324,7 +329,7 @@ def _waiting_epochs(policy: AutoscalePolicy, costs_ms: list[float], together: in
             busy_ns=int(cost_ms * MS / 32),
         )
         for _ in range(1000):
-            policy.note(timing)
+            policy.epochs.note(timing)
         shares.append(max(2.0, cost_ms / min(32, together)) / batch_ms)
     return shares
 
@@ -338,7 +343,7 @@ def test_a_fixed_number_follows_a_curriculum_whose_epochs_cost_ever_more() -> No
 def test_a_fixed_number_that_did_not_help_is_tried_again_when_batches_cost_more() -> None:
     policy = AutoscalePolicy(workers=1, most=2, fixed=2, most_waiting=32)
     _waiting_epochs(policy, [40.0] * 6, together=2)
-    assert policy.fixed == 2
+    assert policy.epochs.workers == 2
     assert _waiting_epochs(policy, [400.0] * 3)[-1] > 0.9
 
 

@@ -21,6 +21,7 @@ from penstock import DataLoader, WorkerStartError
 from penstock.loader.scheduling import first_batch
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
 from penstock.loader.scheduling.batch import Batch
+from penstock.loader.scheduling.epoch_policy import EpochPolicy
 from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.workers.process_ends import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
@@ -51,16 +52,16 @@ def policy(guess: int = 1, cores: int = 2) -> AutoscalePolicy:
 )
 def test_only_a_first_batch_that_waits_gets_more_workers_than_cores(work_ms, busy, batches, most, wanted) -> None:
     found = policy()
-    assert found.is_guess
-    found.plan_first(int(work_ms * MS), int(busy * work_ms * MS), batches=batches, most=most)
-    assert found.fixed == wanted
-    assert not found.is_guess
+    assert found.epochs.is_guess
+    found.epochs.plan_first(int(work_ms * MS), int(busy * work_ms * MS), batches=batches, most=most)
+    assert found.epochs.workers == wanted
+    assert not found.epochs.is_guess
 
 
 def test_a_guess_that_is_enough_stays() -> None:
     found = policy(guess=7, cores=8)
-    found.plan_first(100 * MS, MS, batches=10, most=99)
-    assert found.fixed == 7
+    found.epochs.plan_first(100 * MS, MS, batches=10, most=99)
+    assert found.epochs.workers == 7
 
 
 class FakePool:
@@ -141,11 +142,11 @@ def planned(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     for module in ("config", "dataloader"):
         monkeypatch.setattr(f"penstock.loader.{module}.cores_of_rank", lambda: 3)
 
-    def plan(policy: AutoscalePolicy, work_ns: int, busy_ns: int, *, batches: int, most: int) -> None:
+    def plan(policy: EpochPolicy, work_ns: int, busy_ns: int, *, batches: int, most: int) -> None:
         assert (batches, most > 0) == (15, True)
-        policy.fixed, policy.fixed_reason = workers, "planned"
+        policy.workers, policy.reason = workers, "planned"
 
-    monkeypatch.setattr(AutoscalePolicy, "plan_first", plan)
+    monkeypatch.setattr(EpochPolicy, "plan_first", plan)
 
 
 def batches_of(kind: type[TorchDataLoader], dataset: Dataset, workers: object) -> tuple[list[str], object]:

@@ -23,7 +23,9 @@ from torch.utils.data import Subset, TensorDataset, get_worker_info
 
 from penstock import DataLoader, WorkerStartError
 from penstock.loader.dataloader import enable_autoscaling, runtime_of
-from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.epoch_policy import EpochPolicy
+from penstock.loader.scheduling.worker_limits import BatchTiming
 from penstock.loader.workers.pool import Pool
 from penstock.loader.workers.process_ends import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
@@ -39,12 +41,12 @@ def pretend_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
 
 def compute_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first batch look as if it had only computed: on a busy machine it may wait for memory or disk."""
-    plan = AutoscalePolicy.plan_first
+    plan = EpochPolicy.plan_first
 
-    def plan_computed(policy: AutoscalePolicy, work_ns: int, busy_ns: int, **limits: int) -> None:
+    def plan_computed(policy: EpochPolicy, work_ns: int, busy_ns: int, **limits: int) -> None:
         plan(policy, work_ns, work_ns, **limits)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(AutoscalePolicy, "plan_first", plan_computed)
+    monkeypatch.setattr(EpochPolicy, "plan_first", plan_computed)
 
 
 class Scripted(AutoscalePolicy):
@@ -56,7 +58,7 @@ class Scripted(AutoscalePolicy):
 
     def observe(self, timing: BatchTiming) -> int:
         self.at += 1
-        self.workers = max(self.least, self.script[self.at % len(self.script)])
+        self.workers = max(self.limits.least, self.script[self.at % len(self.script)])
         return self.workers
 
 
@@ -216,7 +218,7 @@ def test_there_may_be_as_many_that_sleep_as_the_tuner_tries(monkeypatch) -> None
     pretend_cores(monkeypatch, 2)
     policy = runtime_of(DataLoader(Numbered(8), num_workers="auto")).autoscale
     assert policy is not None
-    assert policy.most_waiting == search._MOST_WORKERS
+    assert policy.limits.most_waiting == search._MOST_WORKERS
 
 
 def test_workers_that_are_no_longer_needed_go() -> None:
@@ -300,7 +302,7 @@ class Wanting(Scripted):
         super().__init__([2])
 
     def observe(self, timing: BatchTiming) -> int:
-        self.workers = min(self.most, self.workers + 1)
+        self.workers = min(self.limits.most, self.workers + 1)
         return self.workers
 
 
@@ -334,7 +336,7 @@ def test_the_training_process_takes_over_between_two_epochs_where_nothing_was_as
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_cores(monkeypatch, 2)
-    monkeypatch.setattr(AutoscalePolicy, "why_no_workers", lambda policy: "cheap" if policy._totals[0] else "")
+    monkeypatch.setattr(EpochPolicy, "why_no_workers", lambda policy: "cheap" if policy._totals[0] else "")
     loader = DataLoader(Numbered(40, (2,)), 2, shuffle=True, num_workers="auto", **options)
     loaders = loader, TorchDataLoader(Numbered(40, (2,)), 2, shuffle=True, num_workers=1)
     for epoch in range(3):
@@ -380,7 +382,9 @@ def test_workers_stay_where_samples_leave_something_in_the_process_that_makes_th
 ) -> None:
     pretend_cores(monkeypatch, 2)
     monkeypatch.setattr(
-        AutoscalePolicy, "why_no_workers", lambda policy: "" if policy.has_effects or not policy._totals[0] else "cheap"
+        EpochPolicy,
+        "why_no_workers",
+        lambda policy: "" if policy._limits.has_effects or not policy._totals[0] else "cheap",
     )
     loader = DataLoader(nest(Leaving(what)), 2, shuffle=True, num_workers="auto")
     for _ in range(2):
@@ -391,12 +395,12 @@ def test_workers_stay_where_samples_leave_something_in_the_process_that_makes_th
 def test_the_policy_keeps_its_workers_where_samples_have_left_something() -> None:
     for has_effects, leaves in ((False, True), (True, False)):
         policy = AutoscalePolicy(workers=2, most=2, fixed=2)
-        policy.has_effects = has_effects
+        policy.limits.has_effects = has_effects
         for number in range(20):
             timing = BatchTiming(number=number, step_ns=0, handling_ns=100_000, wait_ns=300_000, work_ns=50_000)
-            policy.note(timing)
+            policy.epochs.note(timing)
             policy.observe(timing)
-        assert bool(policy.why_no_workers()) is leaves
+        assert bool(policy.epochs.why_no_workers()) is leaves
         assert (policy.workers == 0) is leaves
 
 
@@ -431,7 +435,7 @@ def test_the_order_of_a_sampler_that_draws_when_it_is_asked_for_an_iterator_stay
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend_cores(monkeypatch, 2)
-    monkeypatch.setattr(AutoscalePolicy, "why_no_workers", lambda policy: "cheap")
+    monkeypatch.setattr(EpochPolicy, "why_no_workers", lambda policy: "cheap")
     orders = []
     for kind, workers in ((DataLoader, "auto"), (TorchDataLoader, 1)):
         torch.manual_seed(0)

@@ -70,20 +70,20 @@ class FirstBatch:
         """Return how many workers the epoch has, after one more was started, which took `start_ns`."""
         self._starts_ns.append(start_ns)
         if len(self._starts_ns) >= _KNOWN_STARTS:
-            self._policy.start_ns = sum(self._starts_ns) // len(self._starts_ns)
+            self._policy.limits.start_ns = sum(self._starts_ns) // len(self._starts_ns)
         return self._choose(self._pool.size)
 
     def _choose(self, present: int) -> int:
         if self._first is not None:
             work_ns, busy_ns, most = self._first
-            self._policy.plan_first(work_ns, busy_ns, batches=self._batches, most=most)
-        self._policy.fixed = max(present, self._policy.fixed)
-        return self._plan(self._policy.fixed)
+            self._policy.epochs.plan_first(work_ns, busy_ns, batches=self._batches, most=most)
+        self._policy.epochs.workers = max(present, self._policy.epochs.workers)
+        return self._plan(self._policy.epochs.workers)
 
     def limit(self, workers: int) -> bool:
         """Have only so many workers, because the system starts no more; return whether that is still possible."""
         self._policy.limit(workers, "the system starts no more")
-        self._policy.fixed, self._policy.fixed_reason = workers, self._policy.reason
+        self._policy.epochs.workers, self._policy.epochs.reason = workers, self._policy.reason
         return self._plan(workers) == workers
 
     def settle(self) -> None:
@@ -93,7 +93,10 @@ class FirstBatch:
     def _plan(self, workers: int) -> int:
         planned = self._pool.plan_workers(workers)
         if planned != workers:
-            self._policy.fixed, self._policy.fixed_reason = planned, "a guess, and the dataset has asked for it"
+            self._policy.epochs.workers, self._policy.epochs.reason = (
+                planned,
+                "a guess, and the dataset has asked for it",
+            )
         return planned
 
     def _cost(self, batch: Batch, passed_ns: int) -> tuple[int, int] | None:

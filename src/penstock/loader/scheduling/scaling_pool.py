@@ -15,10 +15,11 @@ from torch._utils import ExceptionWrapper
 from penstock.core.errors import TransportError, WorkerStartError
 from penstock.core.host import available_nbytes
 from penstock.loader.counters import Counters
-from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.scheduling.autoscale import AutoscalePolicy
 from penstock.loader.scheduling.batch import Batch
 from penstock.loader.scheduling.batches_in_flight import BatchWindow
 from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.worker_limits import BatchTiming
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
@@ -92,10 +93,10 @@ class ScalingPool:
             work_ns=batch.work_ns,
             busy_ns=batch.busy_ns,
         )
-        policy.has_effects = policy.has_effects or self._pool.has_effects()
+        policy.limits.has_effects = policy.limits.has_effects or self._pool.has_effects()
         if self._dispatch.mode != "demand":
             if before is not None:
-                policy.note(timing)
+                policy.epochs.note(timing)
         elif self._is_behind:
             self._follow(window, send)
         elif self._new:
@@ -162,8 +163,8 @@ class ScalingPool:
         self._counters.workers = self._pool.size
         if self._dispatch.mode == "round_robin":
             never = "and workers are persistent, so it does not change"
-            when = never if self._policy.is_persistent else "so it changes between epochs only"
-            why = f"{self._policy.fixed_reason}; samples may depend on their worker, {when}"
+            when = never if self._policy.epochs.is_persistent else "so it changes between epochs only"
+            why = f"{self._policy.epochs.reason}; samples may depend on their worker, {when}"
         else:
             why = self._policy.reason
         asked = f"; the script asked for {self._policy.asked or 'none'}" if self._policy.asked is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -120,8 +121,11 @@ class LayerUse:
         if not self._has_looked and not self._weights.keys() <= self._optimized:
             self._has_looked = True  # once: there may be millions of objects
             for one in gc.get_objects():  # an optimizer may wait for many batches, or for another epoch
-                if issubclass(type(one), torch.optim.Optimizer):
+                if issubclass(type(one), torch.optim.Optimizer) and self._updates(one):
                     self.note_optimizer(one)
+
+    def _updates(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(weight) in self._weights for group in optimizer.param_groups for weight in group["params"])
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the parameters that an optimizer has."""
@@ -188,13 +192,15 @@ class LayerUse:
     def repeated(self) -> tuple[StepCall, ...]:
         """Return the lines that apply one layer many times in each step, to little at a time."""
         found: dict[_Line, float] = {}
-        total_s = sum(sum(seconds) for seconds in self._times.values())
+        typical_s = {
+            of: statistics.median(seconds) for of, seconds in self._times.items()
+        }  # on a busy machine one waits
+        total_s = sum(typical_s[of] * len(seconds) for of, seconds in self._times.items())
         for (line, key, _), count in self._in_pass.items():
-            seconds = self._times[line, key]
-            is_short = sum(seconds) / len(seconds) < THRESHOLDS.small_call_s
+            is_short = typical_s[line, key] < THRESHOLDS.small_call_s
             if count >= THRESHOLDS.repeated_calls and is_short:
                 found[line] = max(found.get(line, 0.0), count)
-        own_s = sum(sum(seconds) for (line, _), seconds in self._times.items() if line in found)
+        own_s = sum(typical_s[of] * len(seconds) for of, seconds in self._times.items() if of[0] in found)
         if own_s < THRESHOLDS.line_fraction * total_s:
             return ()
         return tuple(StepCall(what="", line=line_text(*line), per_step=count) for line, count in found.items())
