@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.examine import examine
+from penstock.observe.doctor.trials.epochs import later_epochs
 
 pytestmark = [
     pytest.mark.usefixtures("preloaded_python"),
@@ -52,6 +53,12 @@ def _found(*, evaluates: bool = True, adds_graphs: bool = True, trains: bool = F
             evaluate(model, held)
 
     return [one.name for one in diagnose(examine(train, seconds=2.0)).findings]
+
+
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a busy machine reach the evaluation between two epochs."""
+    monkeypatch.setattr(later_epochs, "_LEAST_S", 30.0)
 
 
 @pytest.mark.parametrize("every", [10**9, 5])
