@@ -32,6 +32,7 @@ from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
+from penstock.loader.workers.thread_gate import stopped_between_samples
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _PRELOAD = "penstock.loader.workers.spawn.preload"
@@ -126,10 +127,11 @@ class ProcessPool:
         """
         if self._start_method() == "forkserver":
             self._preload()
-        for worker in range(self.size):
-            options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
-            with self._uninterrupted():
-                self.processes.append(self._spawn(worker, options))
+        with self._beside_threads():
+            for worker in range(self.size):
+                options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
+                with self._uninterrupted():
+                    self.processes.append(self._spawn(worker, options))
 
     def _preload(self) -> None:
         """Have the fork server import torch once, not every worker; without effect on one that runs already."""
@@ -146,7 +148,7 @@ class ProcessPool:
         dataset = self._worker_spec.dataset
         epoch = dataset.epoch if isinstance(dataset, Stream) else None
         options = replace(self._options, shards=shards_of_worker(shards, worker, self.size), epoch=epoch)
-        with self._uninterrupted():
+        with self._beside_threads(), self._uninterrupted():
             self.processes[worker] = self._spawn(worker, options)
 
     def resize(self, workers: int) -> bool:
@@ -166,7 +168,7 @@ class ProcessPool:
             if self.size in self._retiring:
                 return False
             self._control.forget(self.size)
-            with self._uninterrupted():
+            with self._beside_threads(), self._uninterrupted():
                 self.processes.append(self._spawn(self.size, self._options))
                 self.size += 1
         return True
@@ -190,6 +192,10 @@ class ProcessPool:
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
+
+    def _beside_threads(self) -> contextlib.AbstractContextManager[None]:
+        """Stop worker threads between two samples while workers are forked, which inherit what a sample has locked."""
+        return stopped_between_samples() if self._start_method() == "fork" else contextlib.nullcontext()
 
     def _uninterrupted(self) -> contextlib.AbstractContextManager[None]:
         """Hold Ctrl-C back while a worker is forked; other start methods lose none, and may wait for a process."""

@@ -184,6 +184,7 @@ class ThreadPool:
             return
         self._closed = True
         self.cancel()
+        self.gate.end()
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -204,10 +205,11 @@ class ThreadPool:
                 if self._failure is not None:
                     result.error = self._failure
                 else:
+                    self.gate.enter()
                     if epoch != self._epoch[0]:
                         epoch, epoch_shards = self._epoch
                         shards = self._begin_epoch(shards, epoch_shards)
-                    self._make_inside(shards, task, result)
+                    self._make(shards, task, result)
             except _CancelledError:
                 result.cancelled = True
             except NothingLeftError as nothing:
@@ -215,6 +217,8 @@ class ThreadPool:
                 result.skipped = nothing.fetched.skipped
             except Exception:
                 result.error = _wrap_exception(worker)
+            finally:
+                self.gate.leave()
             self._finished.put(result)
             del task, result
 
@@ -222,6 +226,7 @@ class ThreadPool:
         def install(workers: int) -> None:
             install_info(StreamShard(number=worker, of=workers), self._worker_spec, self._base_seed)
 
+        self.gate.enter()
         try:
             with keep_states():
                 install(self.size)
@@ -230,19 +235,13 @@ class ThreadPool:
             self._failure = self._failure or _wrap_exception(worker)
         finally:
             install(0)
+            self.gate.leave()
 
     def _begin_epoch(self, shards: StreamShards | None, epoch_shards: dict[int, StreamShard]) -> StreamShards:
         if shards is None:
             return StreamShards(self._worker_spec, epoch_shards, lambda shard, worker_spec: None)
         shards.begin(epoch_shards)
         return shards
-
-    def _make_inside(self, shards: StreamShards | None, task: Task, result: TaskResult) -> None:
-        self.gate.enter()
-        try:
-            self._make(shards, task, result)
-        finally:
-            self.gate.leave()
 
     def _make(self, shards: StreamShards | None, task: Task, result: TaskResult) -> None:
         fetcher = shards.fetcher(task.shard) if shards is not None else None

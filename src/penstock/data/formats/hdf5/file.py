@@ -14,6 +14,16 @@ from penstock.core.errors import RecordError, SourceError
 from penstock.data.formats.array_columns import LIBRARY_ERRORS
 from penstock.data.optional import need
 
+_READS_RANGES = hasattr(os, "preadv")  # not on Windows
+
+
+class _Opened:
+    """A descriptor, closed with the last reference: a thread may read by it while another one lets go of it."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
+
 
 class HDF5File:
     """A file that is opened when something is read, by any thread, and closed with the last reference to it.
@@ -27,7 +37,8 @@ class HDF5File:
         self.path = path
         self.nbytes = nbytes
         self._lock = threading.Lock()
-        self._descriptor: int | None = None
+        self._opened: _Opened | None = None
+        """What is read by until there is a map, which has a descriptor of its own."""
         self._map: mmap.mmap | None = None
         self._library: Any = None
         self._datasets: dict[str, Any] = {}
@@ -38,10 +49,17 @@ class HDF5File:
         Raises:
             SourceError: it is shorter or longer than it was.
         """
-        descriptor = self._opened()
-        if self._map is None:
-            self._map = mmap.mmap(descriptor, self.nbytes, access=mmap.ACCESS_READ)
-        return self._map
+        found = self._map
+        try:
+            if found is None:
+                with open(self.path, "rb") as file:
+                    found = self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._opened = None
+            there = found.size()  # an fstat
+        except (OSError, ValueError) as error:  # ValueError: the file is empty
+            raise SourceError(f"{self.path} cannot be opened: {error}") from error
+        self._check_size(there if there != self.nbytes else len(found))
+        return found
 
     def read_into(self, target: np.ndarray, offset: int) -> None:
         """Fill an array with the file's bytes: in order, a tenth faster than a copy of the map, page by page.
@@ -51,27 +69,30 @@ class HDF5File:
             offset: of its first byte; all are within the file.
 
         Raises:
-            SourceError: the file is shorter or longer than it was.
+            SourceError: the file is shorter or longer than it was, or cannot be read.
         """
         left = target.reshape(-1).view(np.uint8).data
-        while left.nbytes:
-            count = os.preadv(self._opened(), [left], offset)
-            left, offset = left[count:], offset + count
-
-    def _opened(self) -> int:
-        """Return the file's descriptor, as long as it has the size that it had."""
+        if self._map is not None or not _READS_RANGES:
+            left[:] = memoryview(self.mapped())[offset : offset + left.nbytes]
+            return
         try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                weakref.finalize(self, os.close, self._descriptor)
-            there = os.fstat(self._descriptor).st_size
+            opened = self._opened
+            if opened is None:
+                opened = self._opened = _Opened(self.path)
+            self._check_size(os.fstat(opened.descriptor).st_size)
+            while left.nbytes:
+                count = os.preadv(opened.descriptor, [left], offset)
+                if not count:
+                    self._check_size(os.fstat(opened.descriptor).st_size)
+                left, offset = left[count:], offset + count
         except OSError as error:
-            raise SourceError(f"{self.path} cannot be opened: {error}") from error
+            raise SourceError(f"{self.path} cannot be read: {error}") from error
+
+    def _check_size(self, there: int) -> None:
         if there != self.nbytes:
             raise SourceError(
                 f"{self.path} has {there} bytes, and had {self.nbytes} when it was opened first; open it again"
             )
-        return self._descriptor
 
     def view(self, offset: int, nbytes: int, key: object) -> np.ndarray:
         """Return bytes of the file, read-only.

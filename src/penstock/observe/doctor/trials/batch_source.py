@@ -50,8 +50,6 @@ class BatchSource:
     """
 
     starts_processes = True
-    pauses_between_samples = False
-    """Whether a pause never stops it within a sample, which may have a lock of the dataset's."""
 
     def __init__(self, name: str, make: Callable[[], DataLoader[Any]], *, line: str = "") -> None:
         self.name = name
@@ -238,24 +236,23 @@ class ThreadSource(BatchSource):
     """A loader whose workers are threads; while it is paused, they stop before their next sample."""
 
     starts_processes = False
-    pauses_between_samples = True
-
-    def __init__(self, name: str, make: Callable[[], DataLoader[Any]], *, line: str = "") -> None:
-        super().__init__(name, make, line=line)
-        self._closed: ThreadGate | None = None
 
     def pause(self) -> None:
-        """Stop its threads, each when it has made its sample."""
-        if self._closed is None and self._iterator is not None:
-            self._closed = self._iterator.pipeline.thread_gate
-            if self._closed is not None:
-                self._closed.close()
+        """Stop its threads, each when it has made its sample, and wait for that: the next source may fork."""
+        gate = self._gate
+        if gate is not None:
+            gate.pause()
 
     def resume(self) -> None:
         """Let its threads continue."""
-        closed, self._closed = self._closed, None
-        if closed is not None:
-            closed.open()
+        gate = self._gate
+        if gate is not None:
+            gate.resume()
+
+    @property
+    def _gate(self) -> ThreadGate | None:
+        gate: ThreadGate | None = self._iterator.pipeline.thread_gate if self._iterator is not None else None
+        return gate
 
 
 def _why_empty(loader: DataLoader[Any] | None) -> str:

@@ -89,7 +89,7 @@ def _lead_to(frames: list[FrameType], wanted: set[int]) -> bool:
             left += [one.__closure__, one.__defaults__, one.__kwdefaults__]
             left += _named_globals(one.__code__, one.__globals__)
         else:
-            left += gc.get_referents(one)
+            left += filter(gc.is_tracked, gc.get_referents(one))  # a list may have millions of numbers
     return False
 
 

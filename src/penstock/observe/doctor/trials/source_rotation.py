@@ -111,7 +111,7 @@ class SourceRotation:
     def advance(self) -> None:
         """Make the next source of the round the current one; begin the next round after the last."""
         while True:
-            if not self._never_pauses or self.current.pauses_between_samples:
+            if not self._never_pauses:
                 self.current.pause()
             self._round = [source for source in self._round if source.is_live]
             if not self._round:
@@ -124,7 +124,7 @@ class SourceRotation:
                 return
 
     def stop_pausing(self) -> bool:
-        """Let all sources' processes run from now on; return False if none has ever been paused, or they run already.
+        """Let all sources run from now on; return False if none has ever been paused, or they run already.
 
         A dataset may have a lock that all its workers share, also with those of other sources: one that was stopped
         while it held the lock blocks them all.
@@ -133,8 +133,7 @@ class SourceRotation:
             return False
         self._never_pauses = True
         for source in self._sources:
-            if not source.pauses_between_samples:
-                source.resume()
+            source.resume()
         return True
 
     def rest(self) -> None:
@@ -201,7 +200,7 @@ class SourceRotation:
             self._watchdog.begin_wait(self._budget.clock())
             _attempt(source, source.warm_up)
             self._watchdog.end_wait()
-            if not self._never_pauses or source.pauses_between_samples:
+            if not self._never_pauses:
                 source.pause()
                 self._has_paused = True
 
