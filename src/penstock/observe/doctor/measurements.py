@@ -119,6 +119,9 @@ class Settings:
     shuffles: bool = False
     """Whether samples are requested in a random order."""
 
+    fetches_in_bulk: bool = False
+    """Whether the dataset is asked for all samples of a batch at once, by `__getitems__`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:

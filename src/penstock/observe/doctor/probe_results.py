@@ -96,6 +96,20 @@ class SharedLock:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Padding:
+    """A tensor of a batch that is longer than any of its samples."""
+
+    shape: tuple[int, ...]
+    """Of the batch's tensor."""
+
+    longest: int
+    """The size of its largest sample, in the dimension in which samples differ."""
+
+    padded: int
+    """The size of the tensor in that dimension."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
     """What samples cost when one process makes them one by one, and collates them."""
 
@@ -143,6 +157,9 @@ class SampleCosts:
 
     float64_fraction: float = 0.0
     """Of the bytes of a batch, those of type float64."""
+
+    padding: Padding | None = None
+    """How far the program's own collate function pads samples that differ in size."""
 
     values_per_sample: int = 0
     """Numbers in the tensors and arrays of one sample."""

@@ -42,6 +42,11 @@ class Thresholds:
     step_slowdown: float = _threshold(
         1.5, "times as long", "what slows a step this much, its workers or its own growth, is worth a change"
     )
+    contention_gain: float = _threshold(
+        1.2,
+        "times as fast",
+        "of loops with nothing to mend, trials with fewer workers gained up to this, and 1.09 later",
+    )
     contention_fraction: float = _threshold(
         0.2, "of a batch's time", "freeing the last batch slows a step, too; contention has to cost more than that"
     )
@@ -140,6 +145,9 @@ class Thresholds:
     startup_fraction: float = _threshold(
         0.25, "of an epoch's time", "starting workers is worth a change if it takes more of the epoch"
     )
+    unseen_startup_fraction: float = _threshold(
+        0.15, "of an epoch's time", "what each epoch's workers build again may go on after the first batch, untimed"
+    )
     sampler_start_s: float = _threshold(
         0.01, "s", "a shuffle of torch's takes less, for a hundred thousand samples; a good part of a tiny epoch"
     )
@@ -223,6 +231,9 @@ class Thresholds:
     )
     costly_sample_s: float = _threshold(
         1e-4, "s per sample", "cheaper samples cost what Python takes for any call, in whichever line that is"
+    )
+    one_by_one_s: float = _threshold(
+        0.006, "s per batch", "cheap samples whose batch takes less gain as much from fewer workers, or larger batches"
     )
     reread_factor: float = _threshold(
         8.0, "bytes read per byte kept", "compressed or padded formats read less, and images shrink by less"

@@ -23,6 +23,7 @@ from penstock.observe.doctor.causes.evidence import (
     waits_for_processors,
 )
 from penstock.observe.doctor.causes.processors import cpu_contention
+from penstock.observe.doctor.causes.samples import bulk
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE, MORE_WORKERS, PENSTOCK, PERSISTENT, Trial
@@ -58,14 +59,6 @@ REMEDY = {
     "transport": "send fewer bytes (uint8 or float16, converted on the device)",
     "start-up": "let workers outlive an epoch, or make epochs longer",
 }
-_CHEAP = (
-    "make a whole batch at once: each sample is cheap, and most of its cost is Python's calls. A dataset that has "
-    "__getitems__(indices) is asked for all samples of a batch: list(zip(self.x[indices], self.y[indices]))"
-)
-_CHEAP_STREAM = (
-    "make a whole batch at once: each sample is cheap, and most of its cost is Python's calls. An IterableDataset can "
-    "yield batches, made with NumPy or torch: DataLoader(..., batch_size=None)"
-)
 _SETTINGS = {
     "dataset": (MORE_WORKERS, "raise num_workers"),
     "storage": (MORE_WORKERS, "read ahead with more workers (num_workers=)"),
@@ -306,7 +299,7 @@ def general_remedy(verdict: Finding, measured: Measurements) -> str:
     samples = measured.samples
     of_samples = part in ("storage", "decode", "transform", "coordination")
     if of_samples and samples is not None and samples.median_s < THRESHOLDS.costly_sample_s:
-        return _CHEAP_STREAM if measured.settings.is_iterable else _CHEAP
+        return f"make a whole batch at once, as each sample is cheap: {bulk(measured)}"
     if of_samples and samples is not None and samples.lines:
         return f"{describe_line(samples.lines[0])}: {_advice(part, measured)}"
     return _advice(part, measured)

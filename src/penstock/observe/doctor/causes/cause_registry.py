@@ -129,6 +129,7 @@ CAUSES: tuple[Cause, ...] = (
     costly_parts.unused_fields,
     costly_parts.costly_collate,
     worker_count.sends_many_tensors,
+    samples.made_one_by_one,
     worker_count.workers_do_not_scale,
     worker_count.no_workers,
     worker_count.waiting_samples,

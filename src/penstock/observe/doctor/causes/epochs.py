@@ -278,7 +278,8 @@ def short_epochs(measured: Measurements) -> Finding | None:
     # what a trial gained beyond the starts themselves was the machine's
     may_pay = epoch_s / (own.length * batch_s) >= THRESHOLDS.worthwhile_gain
     pays = may_pay and gain is not None and gain.pays(THRESHOLDS.persistent_gain)
-    if startup_s / epoch_s < THRESHOLDS.startup_fraction and not pays:
+    least = THRESHOLDS.unseen_startup_fraction if is_unseen else THRESHOLDS.startup_fraction
+    if startup_s / epoch_s < least and not pays:
         return None
     if gain is not None and not is_unseen and _is_no_faster(measured, gain):
         return None

@@ -77,12 +77,21 @@ def layer_in_a_loop(measured: Measurements) -> Finding | None:
 def padded_too_far(measured: Measurements) -> Finding | None:
     """Sequences are padded far beyond the longest one of their batch."""
     calls = [call for call in required(measured.step_calls).padded if call.per_step >= THRESHOLDS.padded_fraction]
-    if not calls:
+    padding = measured.samples.padding if measured.samples is not None else None
+    if not calls and padding is None:
         return None
+    if calls:
+        evidence = f"the last {calls[0].what} have one value in every row of a batch, on average: {calls[0].line}"
+    else:
+        padding = required(padding)
+        evidence = (
+            f"the largest sample of a batch has a size of {padding.longest}, and collate_fn makes it {padding.padded}: "
+            f"a tensor of shape {padding.shape}, which has one value beyond its samples"
+        )
     return Finding(
         name="padded-too-far",
         cause="Batches are padded far beyond their longest sequence, and every step computes with the padding.",
-        evidence=f"the last {calls[0].what} have one value in every row of a batch, on average: {calls[0].line}",
+        evidence=evidence,
         remedy=(
             "pad to the longest sequence of each batch, in collate_fn: torch.nn.utils.rnn.pad_sequence(sequences, "
             "batch_first=True); batches of sequences of about one length need less still"

@@ -116,7 +116,11 @@ def cpu_contention(measured: Measurements) -> Finding | None:
     if slowdown is None or not oversubscribes_cores(measured):
         return None
     fewer = {name: gain for name in (FEWER_WORKERS, NO_WORKERS) if (gain := measured.gain_of(name)) is not None}
-    best = max((name for name in fewer if fewer[name].pays()), key=lambda name: fewer[name].median, default=None)
+    best = max(
+        (name for name in fewer if fewer[name].pays(THRESHOLDS.contention_gain)),
+        key=lambda name: fewer[name].median,
+        default=None,
+    )
     if loading_matters(measured):
         best = None  # "workers-cost-more" and "too-many-workers" say it
     if slowdown < THRESHOLDS.step_slowdown and (best is None or measured.machine.is_busy):

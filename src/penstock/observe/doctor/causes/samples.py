@@ -6,7 +6,7 @@ import re
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import gain_without, loading_matters, loading_parts_s
+from penstock.observe.doctor.causes.evidence import OF_SAMPLES, gain_without, loading_matters, loading_parts_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -159,6 +159,44 @@ def _pickled_numbers(samples: SampleCosts, transport_s: float, loading_s: float)
             f"{loading_s * 1e3:.1f} ms of loading per batch"
         ),
         remedy="return only what the step uses, in tensors: torch.tensor(numbers) (or a NumPy array) in __getitem__",
+    )
+
+
+@cause("made-one-by-one", "samples")
+def made_one_by_one(measured: Measurements) -> Finding | None:
+    """Large batches are made of cheap samples, each by calls of its own.
+
+    Source: the documentation of `torch.utils.data`, on disabling automatic batching, and `Dataset.__getitems__`.
+    """
+    samples, own, parts = required(measured.samples), measured.settings, loading_parts_s(measured)
+    if own.fetches_in_bulk or own.batch_size is None or not loading_matters(measured):
+        return None
+    if samples.median_s >= THRESHOLDS.costly_sample_s or samples.batch_s < THRESHOLDS.one_by_one_s:
+        return None
+    own_s = sum(parts.get(part, 0.0) for part in (*OF_SAMPLES, "collate"))
+    if own_s < THRESHOLDS.dataset_part_fraction * sum(parts.values()):
+        return None
+    return Finding(
+        name="made-one-by-one",
+        cause="A batch is made of many cheap samples, one by one: most of its time is Python's calls for each.",
+        evidence=(
+            f"a batch has {samples.batch_samples} samples of {samples.median_s * 1e6:.1f} µs each; they and collating "
+            f"them take {samples.batch_s * 1e3:.1f} ms of a process's time, for "
+            f"{size_text(samples.batch_nbytes)}"
+        ),
+        remedy=f"make a whole batch at once: {bulk(measured)}",
+        gain=gain_without(1.0, measured, (*OF_SAMPLES, "collate")),
+    )
+
+
+def bulk(measured: Measurements) -> str:
+    """Return how a loader gets a whole batch from its dataset at once."""
+    if measured.settings.is_iterable:
+        return "an IterableDataset can yield batches, made with NumPy or torch: DataLoader(..., batch_size=None)"
+    return (
+        "index the data with all indices of a batch: DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), "
+        "batch_size, drop_last=False), batch_size=None); or by __getitems__(indices), which a DataLoader asks for all "
+        "samples of a batch: list(zip(self.x[indices], self.y[indices]))"
     )
 
 

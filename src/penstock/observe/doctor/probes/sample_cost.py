@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.observe.doctor.contents.batch_padding import find_padding
 from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
@@ -279,6 +280,7 @@ class SampleProbe:
             collate_s=statistics.median(taken_s) * scale,
             batch_nbytes=int(nbytes * scale),
             float64_fraction=tensor_nbytes(batch, "float64") / nbytes if nbytes else 0.0,
+            padding=find_padding(self.samples, batch),
         )
 
 

@@ -52,6 +52,7 @@ def read_settings(loader: DataLoader[Any]) -> Settings:
         is_iterable=loader._dataset_kind == _DatasetKind.Iterable,
         collates_by_default=loader.collate_fn is default_collate,
         shuffles="Random" in type(loader.sampler).__name__,
+        fetches_in_bulk=callable(getattr(loader.dataset, "__getitems__", None)),
     )
 
 
