@@ -473,6 +473,20 @@ def test_a_loop_that_hardly_waits_is_healthy() -> None:
     assert (diagnose(found).verdict.name, diagnose(found).findings) == ("healthy", ())
 
 
+def test_a_loop_that_others_slow_down_is_not_called_healthy_before_an_epoch_was_seen() -> None:
+    machine = Machine(cores=2, intra_op_threads=2, load=8.0, others_cores=1.8)
+    settings = Settings(dataset="D", batch_size=8, length=100)
+    trials = _trial(AS_IS, 0.6, 0.01), _trial(FREE, 0.6), _trial(ONE_THREAD, 0.03)
+    slow = _loop(*trials, machine=machine, settings=settings, batches_requested=30)
+    assert slow.machine.is_busy
+    verdict = diagnose(slow).verdict
+    assert verdict.name == "unknown"
+    assert "20.0 times as long" in verdict.evidence
+    assert "30 of the 100 batches" in verdict.evidence
+    assert diagnose(replace(slow, batches_requested=130)).verdict.name == "healthy"
+    assert diagnose(replace(slow, trials=(*trials[:2], _trial(ONE_THREAD, 0.4)))).verdict.name == "healthy"
+
+
 def test_a_loop_that_hardly_waits_and_has_a_fault_is_compute_bound() -> None:
     found = _loop(_trial(AS_IS, 0.042, 0.001), _trial(FREE, 0.041))
     found = replace(found, settings=replace(found.settings, pin_memory=True))

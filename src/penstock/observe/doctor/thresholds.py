@@ -42,6 +42,9 @@ class Thresholds:
     step_slowdown: float = _threshold(
         1.5, "times as long", "what slows a step this much, its workers or its own growth, is worth a change"
     )
+    crowded_step: float = _threshold(
+        3.0, "times as long", "with less an epoch is seen nearly as far as on a quiet machine"
+    )
     contention_gain: float = _threshold(
         1.2,
         "times as fast",

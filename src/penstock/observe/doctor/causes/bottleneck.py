@@ -26,7 +26,7 @@ from penstock.observe.doctor.causes.processors import cpu_contention
 from penstock.observe.doctor.causes.samples import bulk
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import FREE, MORE_WORKERS, PENSTOCK, PERSISTENT, Trial
+from penstock.observe.doctor.trial import FREE, MORE_WORKERS, ONE_THREAD, PENSTOCK, PERSISTENT, Trial, gain_between
 from penstock.observe.record.finding import Finding
 
 HEALTHY = "healthy"
@@ -197,6 +197,26 @@ def _undecided(measured: Measurements) -> Finding | None:
             f"{describe_trial(measured, trial) if trial is not None else 'the time was over before'}"
         ),
         remedy="measure it on a quieter machine, or for longer: --seconds 60",
+    )
+
+
+def seen_too_little(measured: Measurements) -> Finding | None:
+    """Other programs slow torch's threads down so much that the loop got through a part of an epoch only."""
+    free, one, own = measured.trial(FREE), measured.trial(ONE_THREAD), measured.settings
+    gain = gain_between(free, one) if free is not None and one is not None else None
+    if not measured.machine.is_busy or gain is None or gain.median < THRESHOLDS.crowded_step:
+        return None
+    if own.length is None or measured.batches_requested > own.length:
+        return None
+    return Finding(
+        name="unknown",
+        cause="The measurements do not show where the time goes: the machine is too busy.",
+        evidence=(
+            f"the loop hardly waits for data, but other programs make its step {gain.median:.1f} times as long, by "
+            f"making torch's threads wait for each other; so it got {measured.batches_requested} of the {own.length} "
+            "batches of an epoch, and nothing is known of what grows, or of what comes once in an epoch"
+        ),
+        remedy="measure it on a quieter machine, or for longer with OMP_NUM_THREADS=1: --seconds 60",
     )
 
 

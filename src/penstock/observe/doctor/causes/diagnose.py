@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, general_remedy
+from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, general_remedy, seen_too_little
 from penstock.observe.doctor.causes.cause import Cause, ask
 from penstock.observe.doctor.causes.cause_registry import ABOUT_RESULTS, ABOUT_STEP, CAUSES, FAILURES, NOT_ABOUT_LOADING
 from penstock.observe.doctor.causes.epochs import other_loader_restarted
@@ -40,6 +40,8 @@ def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagno
     verdict = find_bottleneck(measured, has_findings=not all(finding.is_for_accelerators for finding in findings))
     if verdict.name == HEALTHY and any(finding.asks_for_change for finding in findings):
         verdict = replace(verdict, name="compute-bound")
+    elif verdict.name == HEALTHY:
+        verdict = seen_too_little(measured) or verdict
     if not verdict.remedy:
         is_explained = bool(findings) and findings[0].asks_for_change and not _is_beside(findings[0], verdict)
         remedy = findings[0].remedy if is_explained else general_remedy(verdict, measured)
