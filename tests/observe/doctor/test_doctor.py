@@ -130,6 +130,26 @@ def test_workers_that_share_a_lock_are_resumed_if_one_was_paused_while_it_held_i
     assert is_through(found), found.notes
 
 
+def test_a_line_of_many_small_calls_is_not_seen_as_long_as_recording_them_makes_it() -> None:
+    def step(batch: Any) -> None:
+        until = time.perf_counter() + 0.02
+        while time.perf_counter() < until:
+            pass
+        counts = torch.zeros(2)
+        for number in range(500):
+            counts[number % 2] += 1
+
+    def is_seen(found: Measurements) -> bool:
+        return any("counts[number % 2]" in line.line for line in found.step_lines)
+
+    found = examine_until(is_seen, (DataLoader(Numbered(4096), batch_size=8), step), seconds=6.0)
+    assert found.error == ""
+    (line,) = (one for one in found.step_lines if "counts[number % 2]" in one.line)
+    assert found.step_calls is not None
+    assert any("counts[number % 2]" in operation for operation in found.step_calls.operations)
+    assert line.fraction < 0.5, "two milliseconds of some twenty"
+
+
 def test_the_lines_in_which_the_step_spends_its_time_are_named() -> None:
     def step(batch: Any) -> None:
         time.sleep(0.02)

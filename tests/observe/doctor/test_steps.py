@@ -191,6 +191,10 @@ def test_a_line_of_the_step_that_no_gradient_depends_on_is_named_with_its_cost()
     (finding,) = examined(line).findings
     assert (finding.name, "train.py:9" in finding.evidence) == ("costly-step-line", True)
     assert finding.gain == pytest.approx(2.5)
+    growing = [TimingWindow(batches=1, wall_s=1.0, wait_s=0.0, step_s=seconds) for seconds in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    named = {one.name: one for one in examined(line, trials=(Trial(name=AS_IS, windows=tuple(growing)),)).findings}
+    assert named["costly-step-line"].gain is None, "it takes another part of every step"
+    assert "steps-grow" in named
     for other in (
         replace(line, line="train.py:5: outputs = model(images)"),
         replace(line, calls="torch.optim.adamw.AdamW.step"),

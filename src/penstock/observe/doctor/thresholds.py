@@ -408,6 +408,9 @@ class Thresholds:
 
     warm_up_batches: int = _threshold(3, "batches", "the first ones compile, allocate and fill caches")
     observed_steps: int = _threshold(3, "steps", "a call that all of these make is made in every step")
+    line_looks: int = _threshold(
+        100, "looks", "a line that takes half of a step is seen in 40 to 60 of so many; looks are 3 ms apart"
+    )
     window_s: float = _threshold(0.12, "s", "shorter timing windows measure the scheduler of the operating system")
     windows_per_source: int = _threshold(5, "windows", "the time is divided so that each source gets about this many")
     hopeless_gain: float = _threshold(

@@ -127,13 +127,15 @@ def costly_step_line(measured: Measurements) -> Finding | None:
     line = _untrained_statement(measured, calls) or _untrained_line(measured.step_lines[0], calls)
     if line is None or not is_often(line):
         return None
-    return costs_every_step(
+    finding = costs_every_step(
         "costly-step-line",
         [line],
         now,
         "One line takes a large part of every step, and the gradients do not depend on it.",
         "do it every hundred steps, or once per epoch; what a batch needs, do in the dataset, beside the step",
     )
+    # What grows takes another part of each step: of a whole epoch's nobody knows yet.
+    return finding if finding is None or steps_grow.find(measured) is None else replace(finding, gain=None)
 
 
 def _untrained_line(line: HotLine, calls: StepCalls) -> HotLine | None:

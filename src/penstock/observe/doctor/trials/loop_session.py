@@ -77,6 +77,8 @@ class LoopSession:
         """Whether all trials are over, and nothing but their time has ended them."""
         self.step_lines = LineSampler()
         """Of the warm-up's steps, which are not timed."""
+        self._observed_lines = LineSampler()
+        """Of the first steps, and those whose calls are recorded, which makes small calls look dear."""
         self.memory_growth: MemoryGrowth | None = None
         """What the program keeps of every step; known when the trials are complete."""
         self._memory = MemoryWatch()
@@ -125,11 +127,20 @@ class LoopSession:
             self._timer.on_return(requested_at, now, self._rotation.current.start_s)
         self.watchdog.note_batch(now - requested_at)
         if self._phase is _Phase.WARM_UP:
+            has_observed = self._step_calls.steps >= THRESHOLDS.observed_steps
             if self._observes_step(now):
                 self._step_calls.enter(batch)
-            self.step_lines.turn = self._warm_up_batches
-            self.step_lines.start()
+            self._look_at_lines(self.step_lines if has_observed else self._observed_lines)
         return batch
+
+    def _look_at_lines(self, sampler: LineSampler) -> None:
+        self._stop_looking()
+        sampler.turn = self._warm_up_batches
+        sampler.start()
+
+    def _stop_looking(self) -> None:
+        self.step_lines.stop()
+        self._observed_lines.stop()
 
     def tick(self) -> None:
         """Check the time and the workers; called by an alarm, between any two instructions of the loop.
@@ -166,7 +177,7 @@ class LoopSession:
 
     def close(self) -> None:
         """Close all sources."""
-        self.step_lines.stop()
+        self._stop_looking()
         self._rotation.close()
 
     def _discard_window(self) -> None:
@@ -203,8 +214,11 @@ class LoopSession:
         self._warm_up_batches += 1
         spent_s, seconds = self._budget.spent_s(now), self._budget.seconds
         has_enough = self._warm_up_batches >= THRESHOLDS.warm_up_batches + THRESHOLDS.observed_steps
+        has_looked = self.step_lines.looks >= THRESHOLDS.line_looks
         if spent_s < seconds / 4:
-            return has_enough and not self.comparison.lacks_batches and spent_s > seconds / 10
+            return has_enough and has_looked and not self.comparison.lacks_batches and spent_s > seconds / 10
+        if self._step_calls.steps >= THRESHOLDS.observed_steps and not has_looked and spent_s < seconds / 3:
+            return False
         has_observed = self._step_calls.steps > 0 and not self.comparison.lacks_batches
         return has_observed or spent_s > 0.75 * seconds
 
@@ -215,7 +229,9 @@ class LoopSession:
         return self._warm_up_batches >= first and self._step_calls.steps < THRESHOLDS.observed_steps
 
     def _begin_timing(self) -> None:
-        self.step_lines.stop()
+        self._stop_looking()
+        if self.step_lines.looks < min(THRESHOLDS.line_looks, self._observed_lines.looks):
+            self.step_lines = self._observed_lines
         batch_s = self._timer.elapsed_s(self._budget.clock()) / self._warm_up_batches
         self._rotation.time_epoch_starts(batch_s)
         self._rotation.start_others(self.batch, batch_s)
