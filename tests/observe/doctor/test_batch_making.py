@@ -119,6 +119,16 @@ def test_images_that_are_padded_in_one_direction_are_known_and_classes_are_no_pa
     assert find_padding([(torch.ones(2), 0), (torch.ones(2), torch.ones(3))], torch.zeros(2, 100)) is None, "uneven"
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|Sparse CSR|quantize)")
+def test_tensors_without_sizes_or_values_are_no_padding_and_no_error() -> None:
+    samples = _texts(3, 30)
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(30)])
+    for batch in (torch.eye(2, 100).to_sparse(), torch.eye(2, 100).to_sparse_csr(), nested):
+        assert find_padding(samples, batch) is None
+    assert find_padding(samples, torch.empty(2, 100, device="meta")) is None
+    assert find_padding([(nested, 0)] * 2, torch.zeros(2, 100)) is None
+
+
 def test_padding_of_a_batch_is_a_finding_beside_its_steps() -> None:
     found = _rows()
     assert found.samples is not None

@@ -59,7 +59,12 @@ def _leaves(tree: Any, kinds: Any) -> list[Any]:
         return isinstance(one, list) and bool(one) and isinstance(one[0], int | float)
 
     found = torch.utils._pytree.tree_leaves(tree, is_leaf=is_leaf)
-    return [one for one in found if isinstance(one, kinds)]
+    return [one for one in found if isinstance(one, kinds) and (not isinstance(one, torch.Tensor) or _is_dense(one))]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has sizes, and values that lie in memory: not one that is sparse, nested or meta."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 
 def _shape(one: Any) -> tuple[int, ...]:
