@@ -15,6 +15,7 @@ from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.contents.batch_padding import find_padding
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import Padding, SampleCosts
+from penstock.observe.doctor.probes.sample_cost import tensor_nbytes
 from penstock.observe.doctor.step_results import StepCalls
 from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial
 from penstock.observe.doctor.trials.trial_plan import read_settings
@@ -126,6 +127,7 @@ def test_tensors_without_sizes_or_values_are_no_padding_and_no_error() -> None:
     for batch in (torch.eye(2, 100).to_sparse(), torch.eye(2, 100).to_sparse_csr(), nested):
         assert find_padding(samples, batch) is None
     assert find_padding(samples, torch.empty(2, 100, device="meta")) is None
+    assert tensor_nbytes([torch.eye(2, 100).to_sparse(), torch.zeros(4)]) == 16
     assert find_padding([(nested, 0)] * 2, torch.zeros(2, 100)) is None
 
 

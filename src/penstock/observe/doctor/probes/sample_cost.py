@@ -290,12 +290,13 @@ def _with_tensors(costs: SampleCosts, batch: Any) -> SampleCosts:
 
 
 def tensor_nbytes(tree: Any, dtype: str = "") -> int:
-    """Return the bytes of all tensors and arrays in `tree`, or of those of one type only.
+    """Return the bytes of all dense tensors and arrays in `tree`, or of those of one type only.
 
     >>> tensor_nbytes({"x": torch.zeros(4), "y": [torch.zeros(2, dtype=torch.int64), "label"]})
     32
     """
-    leaves = torch.utils._pytree.tree_leaves(tree)
+    dense = torch.strided  # a sparse tensor has no `nbytes`, and raises where it is asked for them
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if getattr(leaf, "layout", dense) is dense]
     sized = [leaf for leaf in leaves if hasattr(leaf, "nbytes") and hasattr(leaf, "dtype")]
     return sum(int(leaf.nbytes) for leaf in sized if str(leaf.dtype).endswith(dtype))
 
