@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.text import jsonl as jsonl_module
 from penstock.data.formats.text import lines as lines_module
 from penstock.data.formats.text.jsonl import JsonLinesWriter, concat_files, open_files, why_unsupported
 from penstock.data.schema import Field, Selection, plain
@@ -135,7 +136,7 @@ def test_blank_lines_marks_and_carriage_returns_are_no_matter(tmp_path: Path, su
         (b"3", "a number, not an object"),
         (b'{"x": 1, "x": 2}', "the field 'x' is there twice"),
         (b'{"a/b": 1, "a": {"b": 2}}', "the field 'a/b' is there twice"),
-        (b'{"x": [{"b": 1, "b": 2}]}', "an object in a list has a field twice"),
+        (b'{"x": [{"b": 1, "b": 2}]}', "the field 'b' is there twice"),
         (b'{"x": [9007199254740993, 1.5]}', "an integer that float64 does not hold"),
         (b'{"x": [[0.5, 1], [1.5, 9007199254740993]]}', "an integer that float64 does not hold"),
         (b'{"x": "\xff"}', "utf-8"),
@@ -164,6 +165,58 @@ def test_a_broken_line_is_told_and_the_next_is_read(tmp_path: Path, line: bytes,
         source[1]
     assert source[2] == {"x": 2}
     source.close()
+
+
+def _typed(value: Any) -> Any:
+    """Return a value such that what differs in a type, a sign or NaN differs."""
+    if type(value) is dict:
+        return {name: _typed(one) for name, one in value.items()}
+    return [*map(_typed, value)] if type(value) is list else (type(value), repr(value))
+
+
+_NUMBERS = st.one_of(
+    st.integers(-(1 << 70), 1 << 70).map(str),
+    st.floats(allow_nan=True).map(json.dumps),
+    st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True),
+)
+_TEXTS = st.text(st.sampled_from('ab:":\\é😀\u2028 '), max_size=6).flatmap(
+    lambda text: st.sampled_from([json.dumps(text), json.dumps(text, ensure_ascii=False)])
+)
+_SPACES = st.sampled_from(["", "", " ", "\t "])
+
+
+def _objects(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    members = st.builds("{}{}:{}{}".format, _TEXTS, _SPACES, _SPACES, values)
+    return st.lists(members, max_size=4).map(lambda found: "{" + ", ".join(found) + "}")
+
+
+_VALUES = st.recursive(
+    _NUMBERS | _TEXTS | st.sampled_from(["true", "null", "[]", "{}", '"\\ud800"', "01", "nan"]),
+    lambda values: st.lists(values, max_size=4).map(lambda found: "[" + ",".join(found) + "]") | _objects(values),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(text=_objects(_VALUES) | _VALUES, cut=st.none() | st.integers(0, 40))
+def test_a_line_is_read_by_orjson_as_by_json_or_not_at_all(text: str, cut: int | None) -> None:
+    pytest.importorskip("orjson")
+    line = text.encode()[:cut]
+    found = jsonl_module._quick(line)
+    if found is not None:
+        assert _typed(found) == _typed(jsonl_module._parse(line))
+
+
+@pytest.mark.parametrize("line", [b'{"x": [1.5, 2], "y": {"z": "a:b"}}', b'{"m": [{"role": "u", "content": "x: y"}]}'])
+def test_usual_lines_are_read_by_orjson(line: bytes) -> None:
+    pytest.importorskip("orjson")
+    assert jsonl_module._quick(line) == json.loads(line)
+
+
+def test_without_orjson_lines_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl_module, "_orjson", None)
+    (sample,) = jsonl(write_text(tmp_path / "a.jsonl", '{"x": 1, "y": {"z": "a"}}'))
+    assert sample == {"x": 1, "y/z": "a"}
 
 
 @pytest.mark.slow

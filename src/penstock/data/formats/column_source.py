@@ -25,6 +25,9 @@ from penstock.data.source import Source
 _SMALL_NBYTES = 64 << 10
 """Samples up to this are gathered, a batch of them at a time; larger ones are copied as they are made."""
 
+_SPAN_NBYTES = 1 << 19
+"""Of rows in order that are read by one call, where nothing has to be unpacked: a sixth faster than twice as many."""
+
 _MAX_RUNS = 1 << 24
 _MAX_OPEN = 128
 
@@ -221,8 +224,11 @@ class ColumnSource(Source):
         number, own = self._parts.locate(start)
         largest = max((self._files[number].columns[name] for name in self._schema), key=lambda column: column.nbytes)
         rows, end = largest.array.chunk[0], min(own + stop - start, self._files[number].count)
-        if 1 < rows <= end - own and largest.array.count == largest.count:
-            end = end // rows * rows
+        if largest.array.count == largest.count:  # not ragged
+            if largest.array.is_in_place:
+                end = min(end, own + max(1, _SPAN_NBYTES // max(1, largest.array.row_nbytes)))
+            if 1 < rows <= end - own:
+                end = end // rows * rows
         return samples_of([*self._schema], self._take(number, slice(own, end)))
 
     @property

@@ -18,6 +18,8 @@ for all but text, bool, int64, float64 that are finite, and arrays of these with
 JSON to the letter: NaN is no word of it, and is written as a number of NumPy's. (NaN and Infinity are read, though.)
 
 Blank lines are no records. A line with the same key twice is broken.
+
+orjson (the extra "jsonl"), where it is installed, parses what it is known to read as Python's json does; see `_quick`.
 """
 
 from __future__ import annotations
@@ -28,23 +30,31 @@ import binascii
 import json
 import math
 import os
+import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import ExtraError, OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.text.lines import LONGEST, blocks
+from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
+
+try:
+    _orjson: Any = need("orjson", "jsonl")
+except ExtraError:
+    _orjson = None
 
 _MAX_NAMES_IN_ERROR = 50
 """Of a line's fields, in an error."""
@@ -185,18 +195,8 @@ class _LineParser:
         """
         if len(line) > self.longest and len(line.rstrip()) > self.longest:
             raise ValueError(f"it is longer than max_record_nbytes={self.longest}")
-        text = line.decode().strip(" \t\r\n")
         try:
-            try:
-                members, end = _scan(text, 0)
-            except StopIteration as error:
-                raise json.JSONDecodeError("Expecting value", text, error.value) from None
-            if end != len(text):
-                raise ValueError(f"more text follows {end} characters of JSON")
-            if type(members) is not tuple:
-                raise ValueError(f"it holds {_WORDS.get(type(members), 'a number')}, not an object")
-            if "\\" in text and ("\\ud" in text or "\\uD" in text):
-                json.dumps(members, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
+            members = _quick(line) or _parse(line)
             found: Sample = {}
             self._flatten(members, "", found)
         except RecursionError:
@@ -209,19 +209,18 @@ class _LineParser:
             raise ValueError(f"it has no field {missing[0]!r}; it has {there}")
         return {name: found[own] for name, own in self._chosen}
 
-    def _flatten(self, members: tuple[tuple[str, Any], ...], before: str, into: Sample) -> None:
+    def _flatten(self, members: dict[str, Any], before: str, into: Sample) -> None:
         """Put an object's members into a sample."""
-        for own, value in members:
+        for own, value in members.items():
             name = before + own if before else own
             if name in into:
                 raise ValueError(f"the field {name!r} is there twice")
             kind = type(value)
             if kind is str:
                 into[name] = value
-            elif kind is tuple:
-                packed = dict(value)
-                if "base64" in packed and len(packed) == len(value) and packed.keys() in _PACKED:
-                    into[name] = _decode_base64(packed)
+            elif kind is dict:
+                if "base64" in value and value.keys() in _PACKED:
+                    into[name] = _decode_base64(value)
                 else:
                     self._flatten(value, f"{name}/", into)
             elif self._wanted is not None and name not in self._wanted:
@@ -232,11 +231,76 @@ class _LineParser:
                 into[name] = _parse_number(value, kind, self._dtypes.get(name))
 
 
-_scan = json.JSONDecoder(object_pairs_hook=tuple).scan_once  # type: ignore[attr-defined]  # typeshed lacks it
+def _parse(line: bytes) -> dict[str, Any]:
+    """Return the object of a line.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    text = line.decode().strip(" \t\r\n")
+    try:
+        members, end = _scan(text, 0)
+    except StopIteration as error:
+        raise json.JSONDecodeError("Expecting value", text, error.value) from None
+    if end != len(text):
+        raise ValueError(f"more text follows {end} characters of JSON")
+    if type(members) is not dict:
+        raise ValueError(f"it holds {_WORDS.get(type(members), 'a number')}, not an object")
+    if "\\" in text and ("\\ud" in text or "\\uD" in text):
+        json.dumps(members, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
+    return members
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the field {twice!r} is there twice")
+    return found
+
+
+_scan = json.JSONDecoder(object_pairs_hook=_object).scan_once  # type: ignore[attr-defined]  # typeshed lacks it
 """From JSON and a place in it to the value there, and where that ends; raises StopIteration where none is."""
 
 _WORDS = {list: "a list", str: "a text", bool: "a bool", type(None): "null"}
 _PACKED = ({"base64"}, {"dtype", "shape", "base64"})
+
+
+def _quick(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line by orjson, where it is installed and known to read it as `_parse` does; else None.
+
+    orjson makes a float of an integer that has more than 64 bits, and takes the last of two members of one name. So
+    there must be no number of 19 digits, and as many members as there are colons, or colons after a quote.
+    """
+    if _orjson is None or _LONG_NUMBER in line.translate(_DIGITS_TO_0):
+        return None
+    try:
+        found = _orjson.loads(line)
+    except ValueError:  # `_parse` says why, or knows it: NaN
+        return None
+    if type(found) is not dict:
+        return None
+    colons = line.count(b":")
+    if colons != len(found):
+        members = _count_members(found)
+        if colons != members and (line.count(b'":') != members or _QUOTE_SPACE_COLON.search(line)):
+            return None
+    return found
+
+
+def _count_members(value: Any) -> int:
+    """Return how many members the objects in a value have."""
+    kind = type(value)
+    if kind is dict:
+        return len(value) + sum(map(_count_members, value.values()))
+    if kind is list and value and type(value[0]) not in (int, float):
+        return sum(map(_count_members, value))
+    return 0
+
+
+_LONG_NUMBER = b"0" * 19
+_DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
+_QUOTE_SPACE_COLON = re.compile(rb'"[ \t\r\n]+:')
 
 
 def _parse_number(value: Any, kind: type, dtype: np.dtype[Any] | None) -> Any:
@@ -261,7 +325,7 @@ def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
             return quick if dtype is None else quick.astype(dtype)
     kinds: set[type] = set()
     if not _is_of_numbers(value, kinds):
-        return _to_plain_lists(value)
+        return value
     try:
         made = np.asarray(value, dtype)
     except OverflowError as error:
@@ -300,18 +364,6 @@ def _is_of_numbers(value: list[Any], kinds: set[type]) -> bool:
         return all(_is_of_numbers(one, kinds) for one in value)
     kinds |= here
     return here <= {int, float, bool}
-
-
-def _to_plain_lists(value: Any) -> Any:
-    """Return a list that is no array, its objects as dicts."""
-    if type(value) is list:
-        return [_to_plain_lists(one) for one in value]
-    if type(value) is not tuple:
-        return value
-    found = {name: _to_plain_lists(one) for name, one in value}
-    if len(found) < len(value):
-        raise ValueError(f"an object in a list has a field twice; it has {', '.join(repr(name) for name, _ in value)}")
-    return found
 
 
 def _decode_base64(value: dict[str, Any]) -> Any:
