@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,34 @@ def test_a_line_that_handles_many_numbers_to_keep_few_is_not_beyond_its_result()
     assert _names(_loop(values_per_sample=40, lines=(line,))) == ["no-workers", "costly-line"]
 
 
+def _spread(*, is_random: bool) -> tuple[HotLine, ...]:
+    return tuple(
+        HotLine(line=f"train.py:{9 + at}: x = signal.f{at}(x)", fraction=fraction, is_random=is_random)
+        for at, fraction in enumerate((0.36, 0.3, 0.2))
+    )
+
+
+_ROTATION = (HotLine(line="train.py:9: image = image.rotate(angle)", fraction=0.7, is_random=True),)
+_OWN = (Hotspot(where="D.noise (train.py:7)", fraction=0.5),)
+
+
+@pytest.mark.parametrize(
+    ("lines", "hotspots", "is_certain"),
+    [
+        pytest.param(_spread(is_random=True), (), False, id="nothing can be kept, and no line stands out"),
+        pytest.param(_ROTATION, (), False, id="one line, by a library"),
+        pytest.param(_spread(is_random=False), (), True, id="what is always the same can be made once"),
+        pytest.param(_spread(is_random=True), _OWN, True, id="Python of its own"),
+    ],
+)
+def test_what_libraries_make_of_random_numbers_is_no_certain_fault(
+    lines: tuple[HotLine, ...], hotspots: tuple[Hotspot, ...], is_certain: bool
+) -> None:
+    measured = _loop(lines=lines, hotspots=hotspots, values_per_sample=150_528)
+    (found,) = (finding for finding in diagnose(measured).findings if finding.name == "costly-line")
+    assert found.is_uncertain is not is_certain
+
+
 @pytest.mark.parametrize(("start_s", "is_named"), [(2.0, True), (0.2, False)])
 def test_a_sampler_that_works_before_an_epochs_first_index_is_named(start_s: float, is_named: bool) -> None:
     found = _loop(sampler_start_s=start_s, lines=())
@@ -111,6 +140,27 @@ def test_datasets_inside_each_other_are_named_where_passing_samples_on_takes_the
     spot = Hotspot(where="ConcatDataset.__getitem__ (dataset.py:333)", fraction=0.8)
     assert ("nested-datasets" in _names(_loop(nested=nested, hotspots=(spot,), lines=()))) is is_named
     assert "nested-datasets" not in _names(_loop(nested=nested, hotspots=(replace(spot, fraction=0.1),), lines=()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_collated_with_the_threads_that_collate_it_in_the_loop(workers: int) -> None:
+    threads: list[int] = []
+
+    def collate(samples: list[Any]) -> Any:
+        threads.append(torch.get_num_threads())
+        return torch.stack(samples)
+
+    loader = DataLoader(Numbered(16, (2,)), batch_size=4, num_workers=workers, collate_fn=collate)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        probe = SampleProbe(loader, seconds=0.1)
+        probe.run()
+        probe.costs()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1 if workers else 2}
 
 
 def test_datasets_that_were_added_in_a_loop_are_counted() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.observe.doctor.probes import line_sampler
 from penstock.observe.doctor.probes.line_sampler import LineSampler
-from penstock.observe.doctor.probes.source_lines import is_same_for_all, line_text, statements_at
+from penstock.observe.doctor.probes.source_lines import is_random, is_same_for_all, line_text, statements_at
 
 
 def _line_in(folder: Path, method: str, line: str) -> tuple[str, int]:
@@ -53,6 +53,22 @@ def test_what_is_made_of_the_datasets_attributes_alone_is_the_same_for_all_sampl
 def test_what_may_differ_from_sample_to_sample_is_not(line: str, tmp_path: Path) -> None:
     file, number = _line_in(tmp_path, "def __getitem__(self, index):", line)
     assert not is_same_for_all(file, number)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("made = image.rotate(30 * rng.uniform())", True),
+        ("angle = torch.rand(()).item(); turned = image.rotate(angle); made = turned.resize(self.size)", True),
+        ("made = stft(self.waves[index] + np.random.normal(size=16000))", True),
+        ("made = self.brand[index] + self.operand(index)", False),
+        ("made = stft(self.waves[index])", False),
+    ],
+)
+def test_a_line_is_random_that_computes_with_what_was_drawn(line: str, expected: bool, tmp_path: Path) -> None:
+    lines = line.replace("; ", "\n        ")
+    file, number = _line_in(tmp_path, "def __getitem__(self, index):", lines)
+    assert is_random(file, number + lines.count("\n")) is expected
 
 
 def test_a_method_without_arguments_may_return_the_next_sample(tmp_path: Path) -> None:

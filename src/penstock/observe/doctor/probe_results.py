@@ -43,6 +43,9 @@ class HotLine:
     is_same_for_all: bool = False
     """Whether what it computes is made of nothing that depends on the sample."""
 
+    is_random: bool = False
+    """Whether it computes with random numbers, so that what it gives is another one each time."""
+
     values: int = 0
     """Numbers in the largest array, tensor or image of its function, without those that the dataset keeps."""
 

@@ -55,7 +55,7 @@ def line_beyond_its_result(measured: Measurements) -> Finding | None:
     parts = loading_parts_s(measured)
     if max(OF_SAMPLES, key=lambda part: parts.get(part, 0.0)) not in ("dataset", "transform"):
         return None
-    found = _costly_line(measured)
+    found = _costly_line(measured, is_beyond=True)
     if found is None or made.lines[0].fraction < THRESHOLDS.costly_line_fraction:
         return None
     spent_s = made.lines[0].fraction * made.median_s
@@ -63,7 +63,7 @@ def line_beyond_its_result(measured: Measurements) -> Finding | None:
     return replace(found, evidence=f"{found.evidence}; {per_number}")
 
 
-def _costly_line(measured: Measurements) -> Finding | None:
+def _costly_line(measured: Measurements, *, is_beyond: bool = False) -> Finding | None:
     made, parts = required(measured.samples), loading_parts_s(measured)
     lines, spot = made.lines, next(_own_functions(made), None)
     if not lines or made.median_s < THRESHOLDS.costly_sample_s:
@@ -79,6 +79,18 @@ def _costly_line(measured: Measurements) -> Finding | None:
     if any(finding is not None and not finding.is_uncertain for finding in known):
         return None
     part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
+    shown = lines[:1] if is_one else lines
+    if not is_beyond and _is_random(shown) and _is_of_libraries(made) and not shrink_first(measured):
+        return Finding(
+            name="costly-line",
+            cause=f"What is random is made anew for each sample, and takes long: {MEANING[part]}.",
+            evidence=f"{_describe_lines(lines, made, is_one=is_one)}; it is libraries' work with random numbers",
+            remedy=(
+                "perhaps there is nothing to change but more processor cores; what of it needs no random numbers can "
+                "be made once, before training, and the rest for whole batches in the step, on an accelerator"
+            ),
+            is_uncertain=True,
+        )
     what, place = ("One line takes", describe_line(lines[0])) if is_one else ("A few lines take", "these lines")
     if is_function and spot is not None:
         what, place = "One function takes", spot.where
@@ -101,6 +113,17 @@ def _describe_lines(lines: tuple[HotLine, ...], made: SampleCosts, *, is_one: bo
 def _own_functions(made: SampleCosts) -> Iterator[Hotspot]:
     """Yield the program's own functions that take a good part of a sample's time by themselves."""
     return (spot for spot in made.hotspots if not spot.caller and ".py:" in spot.where)
+
+
+def _is_random(lines: tuple[HotLine, ...]) -> bool:
+    """Return whether most of what these lines take is for what is random, and cannot be made before."""
+    random = sum(line.fraction for line in lines if line.is_random)
+    return random >= THRESHOLDS.costly_line_fraction * sum(line.fraction for line in lines)
+
+
+def _is_of_libraries(made: SampleCosts) -> bool:
+    """Return whether the program's own functions take little of a sample's time by themselves."""
+    return sum(spot.fraction for spot in _own_functions(made)) < THRESHOLDS.line_fraction
 
 
 @cause("costly-sampler", "samples")

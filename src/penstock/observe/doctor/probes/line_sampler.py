@@ -25,7 +25,7 @@ import torch
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.probes.source_lines import is_same_for_all, line_text
+from penstock.observe.doctor.probes.source_lines import is_random, is_same_for_all, line_text
 from penstock.observe.doctor.probes.steps.call_statements import (
     Reached,
     call_statement,
@@ -212,6 +212,7 @@ class LineSampler:
                 fraction=sum(self._seconds[place] for place in places) / total_s,
                 turns_fraction=len(set[int]().union(*(self._turns[place] for place in places))) / turns,
                 is_same_for_all=is_same_for_all(*line),
+                is_random=is_random(*line),
                 values=max(self._values.get(place, 0) for place in places),
                 feeds_loader=loading is not None and self._functions.feeds(line, loading),
             )

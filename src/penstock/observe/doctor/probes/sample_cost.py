@@ -6,7 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.core.torch_threads import one_thread
 from penstock.observe.doctor.contents.batch_padding import find_padding
 from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
@@ -84,21 +85,18 @@ class SampleProbe:
 
     def run(self) -> None:
         """Make samples until the time is over, or one raises."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker
         before = proc.read_counters()
-        try:
-            calls = iter_sample_calls(self._loader)
-            self._make_samples(calls)
-            self._read = _read_since(before)
-            self._watch_samples(calls)
-            self._repeat_slow_samples()
-            self._look_at_stored_data()
-        except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
-            self._read = self._read or _read_since(before)
-        finally:
-            torch.set_num_threads(threads)
+        with one_thread():
+            try:
+                calls = iter_sample_calls(self._loader)
+                self._make_samples(calls)
+                self._read = _read_since(before)
+                self._watch_samples(calls)
+                self._repeat_slow_samples()
+                self._look_at_stored_data()
+            except Exception as error:
+                self.error = f"{type(error).__name__}: {error}"
+                self._read = self._read or _read_since(before)
 
     def image_decode(self) -> ImageDecode | None:
         """Return which images were decoded at full size and then shrunk."""
@@ -265,10 +263,11 @@ class SampleProbe:
         batch = None
         until = time.perf_counter() + _COLLATE_S
         try:
-            while len(taken_s) < 2 or (len(taken_s) < _MOST_COLLATES and time.perf_counter() < until):
-                before = proc.thread_times()
-                batch = self._loader.collate_fn(list(self.samples))
-                taken_s.append(proc.thread_times_since(before).busy_s)
+            with one_thread() if self._loader.num_workers else nullcontext():
+                while len(taken_s) < 2 or (len(taken_s) < _MOST_COLLATES and time.perf_counter() < until):
+                    before = proc.thread_times()
+                    batch = self._loader.collate_fn(list(self.samples))
+                    taken_s.append(proc.thread_times_since(before).busy_s)
         except Exception as error:
             self.error = self.error or f"{type(error).__name__}: {error}"
             return costs

@@ -1,4 +1,4 @@
-"""What the source of the user's program says of a line: its statement, and whether that depends on the sample."""
+"""What the source of the user's program says of a line: its statement, and what that is made of."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import functools
 import linecache
 import os
 import re
+from collections.abc import Callable, Iterator
 
 _VARIES = re.compile(
     r"rand|shuffle|permut|choice|sample\(|seed|uniform|\.normal\(|\btime\b|sleep|uuid|next\(|getpid|worker_info"
 )
 """Of an expression whose value may be another one each time, although it is made of the same names."""
+
+_RANDOM = re.compile(
+    r"\brand\w*\(|random|rng\b|\.(uniform|normal|integers|choice|choices|permutation|shuffle|multinomial)\(|bernoulli"
+)
+"""Of an expression that draws random numbers."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -69,26 +75,54 @@ def is_same_for_all(file: str, number: int) -> bool:
     return not _names(statement.value, ast.Load) & _varying(function)
 
 
+def is_random(file: str, number: int) -> bool:
+    """Return whether a line computes with random numbers, or with what its function makes of them.
+
+    What a function is given counts where its name says so (`rng`).
+    """
+    around = statements_at(file, number)
+    functions = [node for node in around if isinstance(node, Function)]
+    if not functions or isinstance(around[0], Function):
+        return False
+    return _draws(around[0]) or bool(_names(around[0], ast.Load) & _made_of(functions[0], set(), _draws))
+
+
+def _draws(value: ast.AST) -> bool:
+    return bool(_RANDOM.search(ast.unparse(value)))
+
+
 def _varying(function: Function) -> set[str]:
     """Return the names in a method that may differ between its calls: arguments, and what is made of them."""
     given = function.args
     arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
-    varying = {one.arg for one in arguments[1:]}
+    loops = [_names(node.target, ast.Store) for node in ast.walk(function) if isinstance(node, ast.For)]
+    return _made_of(
+        function,
+        {one.arg for one in arguments[1:]}.union(*loops),
+        lambda value: _calls_itself(value) or bool(_VARIES.search(ast.unparse(value))),
+    )
+
+
+def _made_of(function: Function, names: set[str], is_origin: Callable[[ast.AST], bool]) -> set[str]:
+    """Return names in a function, and all that is made of them, or of an expression that is an origin."""
     known = -1
-    while known != len(varying):
-        known = len(varying)
-        for node in ast.walk(function):
-            if isinstance(node, ast.For):
-                varying |= _names(node.target, ast.Store)
-            elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr | ast.withitem):
-                made = node.context_expr if isinstance(node, ast.withitem) else node.value
-                if made is not None and _depends(made, varying):
-                    varying |= _names(node, ast.Store)
-    return varying
+    while known != len(names):
+        known = len(names)
+        for made, into in _assignments(function):
+            if _names(made, ast.Load) & names or is_origin(made):
+                names |= _names(into, ast.Store)
+    return names
 
 
-def _depends(value: ast.AST, varying: set[str]) -> bool:
-    return bool(_names(value, ast.Load) & varying) or _calls_itself(value) or bool(_VARIES.search(ast.unparse(value)))
+def _assignments(function: Function) -> Iterator[tuple[ast.expr, ast.AST]]:
+    """Yield what a function gives names to, and the node that has the names."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.For):
+            yield node.iter, node.target
+        elif isinstance(node, ast.withitem):
+            yield node.context_expr, node
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            yield node.value, node
 
 
 def _calls_itself(value: ast.AST) -> bool:

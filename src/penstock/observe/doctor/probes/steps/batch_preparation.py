@@ -7,15 +7,15 @@ the step. What a long convolution among it takes is compared with what an FFT of
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from penstock.core.torch_threads import one_thread
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.layer_use import called_modules
 from penstock.observe.doctor.step_results import PreparingLine
@@ -182,7 +182,7 @@ def _time_fft(sizes: _Convolution) -> float | None:
     x = torch.rand(sizes.samples, sizes.groups, 1, sizes.channels // sizes.groups, sizes.length, generator=_generator())
     kernel = torch.rand(sizes.groups, outputs // sizes.groups, inputs, taps, generator=_generator())
     taken_s: list[float] = []
-    with torch.no_grad(), _one_thread():
+    with torch.no_grad(), one_thread():
         while len(taken_s) < 2 or (len(taken_s) < _TRIES and sum(taken_s) < _TRIES_S):
             began = time.perf_counter()
             product = (torch.fft.rfft(x, size) * torch.fft.rfft(kernel, size)).sum(3)
@@ -193,14 +193,3 @@ def _time_fft(sizes: _Convolution) -> float | None:
 
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one core: more need no longer, except where other programs take one and they wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
