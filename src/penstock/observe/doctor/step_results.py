@@ -132,6 +132,9 @@ class StepCalls:
     untrained_parameters: int = 0
     """Those of them that got gradients and did not change, while others did."""
 
+    never_trained: int = 0
+    """Those of the untrained that no optimizer has, where optimizers have all that changed."""
+
     repeated_layers: tuple[StepCall, ...] = ()
     """Lines that apply the same layer many times in each step, to little at a time."""
 

@@ -144,14 +144,14 @@ def gradients_not_used(measured: Measurements) -> Finding | None:
     """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""
     step = required(measured.step_calls)
     steps = sum(window.batches for trial in measured.trials for window in trial.windows)
-    is_seen = steps >= THRESHOLDS.seen_steps
-    if not is_seen or step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
+    unused = step.untrained_parameters if steps >= THRESHOLDS.seen_steps else step.never_trained
+    if unused < THRESHOLDS.untrained_fraction * max(1, step.parameters):
         return None
     return Finding(
         name="gradients-not-used",
         cause="Every step computes gradients for parameters that nothing updates.",
         evidence=(
-            f"{step.untrained_parameters} of the {step.parameters} parameters that layers multiplied by got gradients, "
+            f"{unused} of the {step.parameters} parameters that layers multiplied by got gradients, "
             "and stayed as they were, while others were trained"
         ),
         remedy="module.requires_grad_(False) for what is not trained, or its forward pass under torch.no_grad()",

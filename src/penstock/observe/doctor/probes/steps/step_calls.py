@@ -167,6 +167,7 @@ class StepCallRecorder:
             weight_rows=tuple(sorted({one.shape[0] for one in self._layers.weights if one.ndim})),
             optimized=self._layers.optimized,
             untrained_parameters=self._layers.untrained(),
+            never_trained=self._layers.never_trained(),
             left_out=self._layers.left_out(),
             repeated_layers=self._layers.repeated(),
             padded=self._layers.padded(),
