@@ -9,7 +9,7 @@ import torch
 
 from penstock.core.stats import IndexDigest, LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import diagnose, findings_of_run
-from penstock.observe.doctor.causes.evidence import gain_without, loading_parts_s
+from penstock.observe.doctor.causes.evidence import gain_without, loading_parts_s, waits_for_processors
 from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import (
@@ -730,6 +730,26 @@ def test_a_run_whose_samples_wait_gains_by_workers_beyond_the_cores() -> None:
     assert chosen.gain is None
     many = _run(stages=replace(stages, wait_s=0.0, step_s=40.0), worker_type="process", workers=32)
     assert findings_of_run(many) == ()
+
+
+def test_a_loop_that_was_seen_within_an_epoch_is_bound_by_the_starts_that_it_will_have() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="spawn", batch_size=8, length=40)
+    as_is = replace(_trial(AS_IS, 0.040, 0.001), startup_s=1.2, unseen_startup_s=1.1)
+    diagnosis = diagnose(_loop(as_is, _trial(FREE, 0.030), settings=settings))
+    assert (diagnosis.verdict.name, diagnosis.verdict.remedy) == ("start-up-bound", diagnosis.findings[0].remedy)
+    assert "an epoch of 40 batches" in diagnosis.verdict.evidence
+
+
+def test_a_busy_machine_on_which_starts_may_matter_is_not_called_healthy() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="spawn", batch_size=8, length=40)
+    as_is = replace(_uneven(AS_IS, 0.70, 0.30, 0.70), startup_s=3.0)
+    trials = (as_is, _trial(FREE, 0.70), _trial(ONE_THREAD, 0.100))
+    quick = replace(_loop().samples, sample_s=1e-6, median_s=1e-6)  # type: ignore[type-var]
+    busy = _loop(
+        *trials, settings=settings, machine=Machine(cores=2, others_cores=1.0, intra_op_threads=2), samples=quick
+    )
+    assert waits_for_processors(busy)
+    assert diagnose(replace(busy, batches_requested=50)).verdict.name == "unknown"
 
 
 def test_the_gain_of_workers_on_two_cores_is_not_that_of_one_worker() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penstock.observe.doctor.causes.cause import required
 from penstock.observe.doctor.causes.epochs import short_epochs
@@ -59,6 +60,12 @@ REMEDY = {
     "transport": "send fewer bytes (uint8 or float16, converted on the device)",
     "start-up": "let workers outlive an epoch, or make epochs longer",
 }
+RANDOM_REMEDY = (
+    "perhaps there is nothing to change but more processor cores; what of it needs no random numbers can be made once, "
+    "before training, and the rest for whole batches in the step, on an accelerator"
+)
+"""For transforming samples where what takes long is random, and a library's work."""
+
 _SETTINGS = {
     "dataset": (MORE_WORKERS, "raise num_workers"),
     "storage": (MORE_WORKERS, "read ahead with more workers (num_workers=)"),
@@ -180,7 +187,8 @@ def _others_start(measured: Measurements) -> Finding:
 def _undecided(measured: Measurements) -> Finding | None:
     """The loop waits, and trials with free loading disagree: other programs take the processors now and then."""
     waits, free = stall_fraction(measured), measured.gain_of(FREE)
-    if _may_wait_later(measured):
+    starts_often = measured.settings.start_method and short_epochs.find(measured) is not None
+    if starts_often or _may_wait_later(measured):  # there may have been no start so far
         return _unproven(measured)
     # Threads of a step that others delay wait for each other: one round may show nothing else.
     is_one_round = (free is None or free.rounds < 2) and measured.machine.intra_op_threads > 1
@@ -225,8 +233,6 @@ def _may_wait_later(measured: Measurements) -> bool:
     free, ratio = measured.gain_of(FREE), batches_ahead_to_step(measured)
     if not measured.settings.start_method or waits_for_processors(measured):
         return False
-    if short_epochs.find(measured) is not None:  # of whose starts there may have been none so far
-        return True
     gained = free is not None and free.rounds < 2 and free.median >= THRESHOLDS.step_slowdown
     return gained or (ratio is not None and ratio >= THRESHOLDS.hidden_loading_fraction)
 
@@ -313,6 +319,14 @@ def _comparable_parts_s(measured: Measurements) -> Mapping[str, float]:
     return parts
 
 
+def bound_by_starts(verdict: Finding, first: Finding) -> Finding:
+    """Return the verdict, or another where it knows of nothing, and the first finding is that workers start often."""
+    if verdict.name not in (HEALTHY, "unknown") or first.name != short_epochs.name or not first.asks_for_change:
+        return verdict
+    cause = f"Most of the loading time is spent {MEANING['start-up']}."
+    return replace(first, name="start-up-bound", cause=cause, remedy="")
+
+
 def general_remedy(verdict: Finding, measured: Measurements) -> str:
     """Return what helps against a bottleneck in general, for when no cause explains it."""
     part = verdict.name.removesuffix("-bound")
@@ -321,7 +335,8 @@ def general_remedy(verdict: Finding, measured: Measurements) -> str:
     if of_samples and samples is not None and samples.median_s < THRESHOLDS.costly_sample_s:
         return f"make a whole batch at once, as each sample is cheap: {bulk(measured)}"
     if of_samples and samples is not None and samples.lines:
-        return f"{describe_line(samples.lines[0])}: {_advice(part, measured)}"
+        is_random = samples.lines[0].is_random and part == "transform"
+        return RANDOM_REMEDY if is_random else f"{describe_line(samples.lines[0])}: {_advice(part, measured)}"
     return _advice(part, measured)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes import sample_lines, samples, worker_count
-from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
+from penstock.observe.doctor.causes.bottleneck import MEANING, RANDOM_REMEDY, REMEDY
 from penstock.observe.doctor.causes.cause import Cause, ask, cause, required
 from penstock.observe.doctor.causes.evidence import (
     OF_SAMPLES,
@@ -85,10 +85,7 @@ def _costly_line(measured: Measurements, *, is_beyond: bool = False) -> Finding 
             name="costly-line",
             cause=f"What is random is made anew for each sample, and takes long: {MEANING[part]}.",
             evidence=f"{_describe_lines(lines, made, is_one=is_one)}; it is libraries' work with random numbers",
-            remedy=(
-                "perhaps there is nothing to change but more processor cores; what of it needs no random numbers can "
-                "be made once, before training, and the rest for whole batches in the step, on an accelerator"
-            ),
+            remedy=RANDOM_REMEDY,
             is_uncertain=True,
         )
     what, place = ("One line takes", describe_line(lines[0])) if is_one else ("A few lines take", "these lines")

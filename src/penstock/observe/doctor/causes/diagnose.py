@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, general_remedy, seen_too_little
+from penstock.observe.doctor.causes.bottleneck import (
+    HEALTHY,
+    bound_by_starts,
+    find_bottleneck,
+    general_remedy,
+    seen_too_little,
+)
 from penstock.observe.doctor.causes.cause import Cause, ask
 from penstock.observe.doctor.causes.cause_registry import ABOUT_RESULTS, ABOUT_STEP, CAUSES, FAILURES, NOT_ABOUT_LOADING
 from penstock.observe.doctor.causes.epochs import other_loader_restarted
@@ -38,6 +44,7 @@ def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagno
     """
     findings = _find_all(measured, causes)
     verdict = find_bottleneck(measured, has_findings=not all(finding.is_for_accelerators for finding in findings))
+    verdict = bound_by_starts(verdict, findings[0]) if findings else verdict
     if verdict.name == HEALTHY and any(finding.asks_for_change for finding in findings):
         verdict = replace(verdict, name="compute-bound")
     elif verdict.name == HEALTHY:
