@@ -136,7 +136,9 @@ def test_blank_lines_marks_and_carriage_returns_are_no_matter(tmp_path: Path, su
         (b"3", "a number, not an object"),
         (b'{"x": 1, "x": 2}', "the field 'x' is there twice"),
         (b'{"a/b": 1, "a": {"b": 2}}', "the field 'a/b' is there twice"),
-        (b'{"x": [{"b": 1, "b": 2}]}', "the field 'b' is there twice"),
+        (b'{"x": [1, {"b": 1, "b": 2}]}', "the field 'x/b' is there twice"),
+        (b'{"b": 0, "a": {"b": 1, "b": 2}}', "the field 'a/b' is there twice"),
+        (b'{"b": 0, "b": 1, "c": }', "Expecting value"),
         (b'{"x": [9007199254740993, 1.5]}', "an integer that float64 does not hold"),
         (b'{"x": [[0.5, 1], [1.5, 9007199254740993]]}', "an integer that float64 does not hold"),
         (b'{"x": "\xff"}', "utf-8"),
@@ -211,6 +213,14 @@ def test_a_line_is_read_by_orjson_as_by_json_or_not_at_all(text: str, cut: int |
 def test_usual_lines_are_read_by_orjson(line: bytes) -> None:
     pytest.importorskip("orjson")
     assert jsonl_module._quick(line) == json.loads(line)
+
+
+def test_an_orjson_that_deep_lists_crash_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    orjson = pytest.importorskip("orjson")
+    monkeypatch.setattr(orjson, "__version__", "3.9.14")
+    assert jsonl_module._usable_orjson() is None
+    monkeypatch.setattr(orjson, "__version__", "3.9.15")
+    assert jsonl_module._usable_orjson() is orjson
 
 
 def test_without_orjson_lines_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

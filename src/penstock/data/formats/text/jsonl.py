@@ -32,7 +32,6 @@ import math
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -50,11 +49,6 @@ from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
-
-try:
-    _orjson: Any = need("orjson", "jsonl")
-except ExtraError:
-    _orjson = None
 
 _MAX_NAMES_IN_ERROR = 50
 """Of a line's fields, in an error."""
@@ -239,7 +233,11 @@ def _parse(line: bytes) -> dict[str, Any]:
     """
     text = line.decode().strip(" \t\r\n")
     try:
-        members, end = _scan(text, 0)
+        try:
+            members, end = _scan(text, 0)
+        except _RepeatedNameError:
+            pairs, _ = _scan_pairs(text, 0)
+            raise ValueError(f"the field {_find_repeated(pairs, '')!r} is there twice") from None
     except StopIteration as error:
         raise json.JSONDecodeError("Expecting value", text, error.value) from None
     if end != len(text):
@@ -251,26 +249,59 @@ def _parse(line: bytes) -> dict[str, Any]:
     return members
 
 
+class _RepeatedNameError(ValueError):
+    """An object has two members of one name."""
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the field {twice!r} is there twice")
+        raise _RepeatedNameError
     return found
+
+
+def _find_repeated(value: Any, before: str) -> str:
+    """Return the field that is there twice in a value whose objects are tuples of members; "" if none is."""
+    if type(value) is list:
+        return next(filter(None, (_find_repeated(one, before) for one in value)), "")
+    names: set[str] = set()
+    for own, one in value if type(value) is tuple else ():
+        found = before + own if own in names else _find_repeated(one, f"{before}{own}/")
+        if found:
+            return found
+        names.add(own)
+    return ""
 
 
 _scan = json.JSONDecoder(object_pairs_hook=_object).scan_once  # type: ignore[attr-defined]  # typeshed lacks it
 """From JSON and a place in it to the value there, and where that ends; raises StopIteration where none is."""
 
+_scan_pairs = json.JSONDecoder(object_pairs_hook=tuple).scan_once  # type: ignore[attr-defined]
+"""The same, with a tuple of its members for each object."""
+
 _WORDS = {list: "a list", str: "a text", bool: "a bool", type(None): "null"}
 _PACKED = ({"base64"}, {"dtype", "shape", "base64"})
+
+
+def _usable_orjson() -> Any:
+    """Return orjson; None where it is not installed, or ends the process over deep lists (CVE-2024-27454)."""
+    try:
+        orjson = need("orjson", "jsonl")
+    except ExtraError:
+        return None
+    major, minor, micro = map(int, re.findall(r"\d+", orjson.__version__)[:3])
+    return orjson if (major, minor, micro) >= (3, 9, 15) else None
+
+
+_orjson = _usable_orjson()
 
 
 def _quick(line: bytes) -> dict[str, Any] | None:
     """Return the object of a line by orjson, where it is installed and known to read it as `_parse` does; else None.
 
     orjson makes a float of an integer that has more than 64 bits, and takes the last of two members of one name. So
-    there must be no number of 19 digits, and as many members as there are colons, or colons after a quote.
+    there must be no number of 19 digits, and as many members as there are colons, or colons after a quote. (It also
+    knows short names again by a hash of 64 bits: only a file that was made for it has two names of one.)
     """
     if _orjson is None or _LONG_NUMBER in line.translate(_DIGITS_TO_0):
         return None
