@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
 
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import HotLine, Hotspot, SampleCosts
+from penstock.observe.doctor.probe_results import HotLine, Hotspot, SampleCosts, WorkerNoise
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.step_results import StepCall, StepCalls
@@ -77,22 +77,24 @@ def _spread(*, is_random: bool) -> tuple[HotLine, ...]:
 
 
 _ROTATION = (HotLine(line="train.py:9: image = image.rotate(angle)", fraction=0.7, is_random=True),)
+_NOISE = WorkerNoise(same_in_workers=False, same_in_epochs=False, has_init_fn=False)
 _OWN = (Hotspot(where="D.noise (train.py:7)", fraction=0.5),)
 
 
 @pytest.mark.parametrize(
-    ("lines", "hotspots", "is_certain"),
+    ("lines", "hotspots", "noise", "is_certain"),
     [
-        pytest.param(_spread(is_random=True), (), False, id="nothing can be kept, and no line stands out"),
-        pytest.param(_ROTATION, (), False, id="one line, by a library"),
-        pytest.param(_spread(is_random=False), (), True, id="what is always the same can be made once"),
-        pytest.param(_spread(is_random=True), _OWN, True, id="Python of its own"),
+        pytest.param(_spread(is_random=True), (), None, False, id="nothing can be kept, and no line stands out"),
+        pytest.param(_ROTATION, (), None, False, id="one line, by a library"),
+        pytest.param(_spread(is_random=False), (), _NOISE, False, id="perhaps of what is random"),
+        pytest.param(_spread(is_random=False), (), None, True, id="what is always the same can be made once"),
+        pytest.param(_spread(is_random=True), _OWN, _NOISE, True, id="Python of its own"),
     ],
 )
 def test_what_libraries_make_of_random_numbers_is_no_certain_fault(
-    lines: tuple[HotLine, ...], hotspots: tuple[Hotspot, ...], is_certain: bool
+    lines: tuple[HotLine, ...], hotspots: tuple[Hotspot, ...], noise: WorkerNoise | None, is_certain: bool
 ) -> None:
-    measured = _loop(lines=lines, hotspots=hotspots, values_per_sample=150_528)
+    measured = replace(_loop(lines=lines, hotspots=hotspots, values_per_sample=150_528), worker_noise=noise)
     (found,) = (finding for finding in diagnose(measured).findings if finding.name == "costly-line")
     assert found.is_uncertain is not is_certain
 

@@ -79,8 +79,10 @@ def _costly_line(measured: Measurements, *, is_beyond: bool = False) -> Finding 
     if any(finding is not None and not finding.is_uncertain for finding in known):
         return None
     part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
-    shown = lines[:1] if is_one else lines
-    if not is_beyond and _is_random(shown) and _is_of_libraries(made) and not shrink_first(measured):
+    is_random = _is_random(lines[:1] if is_one else lines)
+    if not (is_one or is_function):  # a function that is called does not say what it is given
+        is_random |= measured.worker_noise is not None
+    if not is_beyond and is_random and _is_of_libraries(made) and not shrink_first(measured):
         return Finding(
             name="costly-line",
             cause=f"What is random is made anew for each sample, and takes long: {MEANING[part]}.",

@@ -307,7 +307,9 @@ def shrink_first(measured: Measurements) -> str:
     )
 
 
-SHRINKS = re.compile(r"resize|crop|thumbnail|interpolate|reduce|pool|stft|\.(mean|sum|max|min|std)\(", re.IGNORECASE)
+SHRINKS = re.compile(
+    r"resize|crop|thumbnail|interpolate|reduce|pool|stft| @ |matmul|einsum|\.(mean|sum|max|min|std)\(", re.IGNORECASE
+)
 """Lines that make few numbers of many."""
 
 
