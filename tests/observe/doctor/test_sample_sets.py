@@ -407,6 +407,22 @@ def test_rows_that_were_copied_are_named_by_their_indices() -> None:
     assert "12 and 60" in finding.evidence
 
 
+def _sequences(count: int, length: int) -> list[torch.Tensor]:
+    return list(torch.randint(1, 21, (count, length)))
+
+
+def test_short_sequences_that_are_in_two_sets_are_found_where_they_are_as_complex_as_most() -> None:
+    rows = _sequences(90, 96)
+    found = _of(_shuffled(rows[:80] + rows[:6]), DataLoader(rows[:4] + rows[80:]))  # type: ignore[arg-type]
+    assert "4 of 14 samples" in found["in-train-and-validation"].evidence
+    assert not found["in-train-and-validation"].is_uncertain
+
+
+def test_short_sequences_that_are_simpler_than_most_may_be_equal_by_chance() -> None:
+    rows, simple = _sequences(90, 96), torch.cat([torch.randint(1, 21, (60,)), torch.zeros(36, dtype=torch.int64)])
+    assert _of(_shuffled([*rows[:80], simple, simple]), DataLoader([simple, *rows[80:]])) == {}  # type: ignore[arg-type]
+
+
 def _tokens(count: int) -> torch.Tensor:
     ids = torch.zeros(512, dtype=torch.int64)
     ids[:count] = torch.randint(1, 30_000, (count,))

@@ -182,6 +182,9 @@ class Measurements:
     memory_growth: MemoryGrowth | None = None
     """What the program keeps of every step; None where its memory does not grow, or no variable explains it."""
 
+    graphs_of_epochs: MemoryGrowth | None = None
+    """What the program keeps of every epoch, counted as a step, with the graph that computed it."""
+
     step_lines: tuple[HotLine, ...] = ()
     """The step's most expensive lines, largest first."""
 
@@ -223,6 +226,9 @@ class Measurements:
 
     module_hooks: tuple[int, ...] = ()
     """How many hooks the program's modules had after its first epoch, and at the start of each later one."""
+
+    evaluates_later: bool = False
+    """Whether the program trains in evaluation mode after its first epoch, and not before."""
 
     saved_storages: SavedStorages | None = None
     """A file of far more than what was to be saved, of the program's first epochs."""

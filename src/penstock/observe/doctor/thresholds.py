@@ -346,6 +346,12 @@ class Thresholds:
     telling_nbytes: int = _threshold(
         256, "compressed bytes of a sample", "blank images, short lines and rows of categories are equal by chance"
     )
+    telling_usual_nbytes: int = _threshold(
+        96, "compressed bytes of a sample", "of samples that all are short, those that are as complex as most may count"
+    )
+    usual_information: float = _threshold(
+        0.9, "of the median sample's compressed bytes", "what is equal by chance is simpler than most"
+    )
     telling_fractions_nbytes: int = _threshold(
         96, "compressed bytes of a sample with fractions", "two dozen measured numbers are not equal by chance"
     )

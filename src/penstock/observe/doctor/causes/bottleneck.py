@@ -320,8 +320,9 @@ def _comparable_parts_s(measured: Measurements) -> Mapping[str, float]:
 
 
 def bound_by_starts(verdict: Finding, first: Finding) -> Finding:
-    """Return the verdict, or another where it knows of nothing, and the first finding is that workers start often."""
-    if verdict.name not in (HEALTHY, "unknown") or first.name != short_epochs.name or not first.asks_for_change:
+    """Return the verdict, or another where it is about the step, and the first finding is that workers start often."""
+    is_about_step = verdict.name in (HEALTHY, "unknown", cpu_contention.name)
+    if not is_about_step or first.name != short_epochs.name or not first.asks_for_change:
         return verdict
     cause = f"Most of the loading time is spent {MEANING['start-up']}."
     return replace(first, name="start-up-bound", cause=cause, remedy="")

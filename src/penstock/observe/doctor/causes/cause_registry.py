@@ -92,6 +92,7 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     samples.float64_samples,
     memory.graphs_kept,
     memory.kept_by_the_program,
+    memory.graphs_kept_of_epochs,
     memory.evaluation_keeps_graphs,
     memory.kept_by_the_dataset,
 )

@@ -235,6 +235,21 @@ def kept_by_the_program(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("kept-by-the-program", "graphs_of_epochs")
+def graphs_kept_of_epochs(measured: Measurements) -> Finding | None:
+    """A history keeps a result of every epoch, such as a validation's loss, with the graph that computed it."""
+    kept = required(measured.graphs_of_epochs)
+    return Finding(
+        name="kept-by-the-program",
+        cause=f"{kept.name} keeps a tensor with the graph that computed it of every epoch, so memory grows with each.",
+        evidence=(
+            f"{kept.name} ({_KINDS.get(kept.kind, kept.kind)}) was longer when the next epoch began, by "
+            f"{size_text(kept.step_nbytes)} with what its tensors' graphs keep"
+        ),
+        remedy="with torch.no_grad(): around an evaluation; and keep the value alone: .item(), or .detach()",
+    )
+
+
 _LRU_CACHE = "_lru_cache_wrapper"
 _KINDS = {_LRU_CACHE: "functools.lru_cache"}
 

@@ -58,19 +58,21 @@ def trains_in_evaluation_mode(measured: Measurements) -> Finding | None:
     model that is in training mode otherwise.
     """
     step = required(measured.step_calls)
-    if not step.trains or not step.evaluates:
+    if not measured.evaluates_later and not (step.trains and step.evaluates):
         return None
+    when = " after its first epoch" if measured.evaluates_later else ""
+    seen = "it was in training mode in the steps of the first epoch, and not in one of the next"
+    if not measured.evaluates_later:
+        seen = f"in all observed steps: {' and '.join(step.evaluates)} with training=False, in a module that is updated"
     return Finding(
         name="trains-in-evaluation-mode",
-        cause="The model is trained in evaluation mode.",
-        evidence=(
-            f"in all observed steps: {' and '.join(step.evaluates)} with training=False, in a module that is updated"
-        ),
+        cause=f"The model is trained in evaluation mode{when}.",
+        evidence=seen,
         remedy=(
             "model.train() before the steps of each epoch: model.eval() lasts until then, that of a validation and "
             "that of a library which has loaded the model"
         ),
-        is_uncertain=not step.evaluates_whole,
+        is_uncertain=not (step.evaluates_whole or measured.evaluates_later),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ _RUN = 16
 """Samples in a row: rows that were copied often stand side by side."""
 
 _MOST_FAILURES = 8
+_USUAL = 32
 _SPREAD = 8
 
 
@@ -35,7 +37,11 @@ class ContentReader:
         self._until = clock() + seconds
         self._samples = self._nbytes = self._failures = 0
         self._digests: dict[int, dict[int, bytes]] = {}
-        self._is_telling: dict[bytes, bool | None] = {}  # None until a second sample has the digest
+        self._repeated: dict[bytes, tuple[int, bool]] = {}
+        """What is known of content that several samples have: its information, and whether it has fractions."""
+        self._seen: set[bytes] = set()
+        self._usual: list[int] = []
+        """The information of some samples."""
         self._datasets: dict[int, Any] = {}  # keeps the ids unique
         self._same_data: dict[tuple[int, int], bool] = {}
 
@@ -73,7 +79,12 @@ class ContentReader:
 
     def is_telling(self, digest: bytes) -> bool:
         """Return whether several samples have this digest, and content that is not equal by chance."""
-        return bool(self._is_telling.get(digest))
+        information, has_fractions = self._repeated.get(digest, (0, False))
+        least: float = THRESHOLDS.telling_fractions_nbytes if has_fractions else THRESHOLDS.telling_nbytes
+        if len(self._usual) == _USUAL:  # what is equal by chance, as short lines are, is simpler than most
+            usual = THRESHOLDS.usual_information * statistics.median(self._usual)
+            least = min(least, max(usual, THRESHOLDS.telling_usual_nbytes))
+        return information >= least
 
     def is_same_data(self, one: Any, other: Any) -> bool:
         """Return whether two datasets return the same samples, but for their transforms."""
@@ -127,11 +138,13 @@ class ContentReader:
         return known[index]
 
     def _note_digest(self, content: SampleContent) -> None:
-        if content.digest not in self._is_telling:
-            self._is_telling[content.digest] = None
-        elif self._is_telling[content.digest] is None:
-            least_nbytes = THRESHOLDS.telling_fractions_nbytes if content.has_fractions else THRESHOLDS.telling_nbytes
-            self._is_telling[content.digest] = content.has_information(least_nbytes)
+        most = THRESHOLDS.telling_nbytes
+        if content.digest not in self._seen:
+            self._seen.add(content.digest)
+            if len(self._usual) < _USUAL:
+                self._usual.append(content.information(most))
+        elif content.digest not in self._repeated:
+            self._repeated[content.digest] = content.information(most), content.has_fractions
 
     def _make(self, dataset: Any, index: int) -> SampleContent | None:
         for is_plain in (True, False):  # a dataset may need its transforms

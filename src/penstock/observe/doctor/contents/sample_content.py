@@ -44,15 +44,16 @@ class SampleContent:
         self.digest = hashed.digest()
         self.nbytes = sum(memoryview(value).nbytes for value in values)
 
-    def has_information(self, least_nbytes: int) -> bool:
-        """Return whether the content is too complex to be equal by chance: `least_nbytes` even when compressed."""
-        least_nbytes = max(least_nbytes, self.nbytes // _BLANK)
+    def information(self, most: int) -> int:
+        """Return how many bytes the content has when compressed, or `most` of them; 0 where it is nearly blank."""
+        least = self.nbytes // _BLANK
         packer, size = zlib.compressobj(1), 0
         for block in self._blocks():
             size += len(packer.compress(block))
-            if size >= least_nbytes:
-                return True
-        return size + len(packer.flush()) >= least_nbytes
+            if size >= max(most, least):
+                return most
+        size += len(packer.flush())
+        return min(size, most) if size >= least else 0
 
     @property
     def has_fractions(self) -> bool:
@@ -73,8 +74,8 @@ def content_of(sample: Any, index: object = None) -> SampleContent | None:
     An integer that is the sample's own index does not count: without it, no two samples could be equal.
 
     >>> one, other = (content_of({"x": torch.arange(4), "id": number}, number) for number in (3, 7))
-    >>> one.digest == other.digest, one.has_information(64)
-    (True, False)
+    >>> one.digest == other.digest, one.information(64) < 64
+    (True, True)
     >>> content_of([0.5, 1.0]).has_fractions, content_of(torch.ones(2)).has_fractions
     (True, False)
     """

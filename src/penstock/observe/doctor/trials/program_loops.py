@@ -141,12 +141,14 @@ class _ProgramIterator:
             later.has_others = True
             with later.guard.suspended():
                 return next(self._single)
+        if is_own and self._later_batches:
+            later.note_step()
         self._later_batches += is_own or is_in_for(sys._getframe(2))
         if self._later_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
             raise StopIteration
         with later.guard.suspended():
             if is_own:
-                later.add(self._loader)
+                later.add(self._loader, users_frames(sys._getframe(2)))
                 return copy_containers(self._scheduler.batch)
             later.has_others = True
             if self._batches is None:

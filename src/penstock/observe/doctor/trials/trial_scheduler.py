@@ -133,6 +133,16 @@ class TrialScheduler:
         return tuple(self.later_epochs.hooks) if self.later_epochs is not None else ()
 
     @property
+    def graphs_of_epochs(self) -> MemoryGrowth | None:
+        """What the program keeps of every epoch with the graph that computed it."""
+        return self.later_epochs.graphs.growth if self.later_epochs is not None else None
+
+    @property
+    def evaluates_later(self) -> bool:
+        """Whether the program trains in evaluation mode after its first epoch, and not before."""
+        return self.later_epochs is not None and self.later_epochs.evaluates
+
+    @property
     def saved_storages(self) -> SavedStorages | None:
         """What the program saved after its first epochs, if that was far more than its tensors."""
         return self.later_epochs.guard.saved if self.later_epochs is not None else None
@@ -267,7 +277,9 @@ class TrialScheduler:
             return self._session.next_batch()
         except TrialsDoneError:
             later = self.later_epochs
-            if later is None or self.is_cycled or not self._session.is_complete or not later.begin():
+            if later is None or self.is_cycled or not self._session.is_complete:
+                raise
+            if not later.begin(self.step_calls.trained_models()):
                 raise
             self._session.rest()
             raise StopIteration from None

@@ -27,8 +27,10 @@ _COMPARED = 4
 class _Module:
     """The innermost module with parameters around a layer that depends on the mode."""
 
-    def __init__(self, own: list[torch.nn.Parameter]) -> None:
+    def __init__(self, own: list[torch.nn.Parameter], outermost: torch.nn.Module) -> None:
         self._before = [(weight, numbers_of(weight)) for weight in (*own[:_COMPARED], *own[-_COMPARED:])]
+        self.outermost = outermost
+        """The module that the program calls, in which this one is."""
         self.trains = False
         """Whether the layer, or this module, was in training mode: one without the other is so on purpose."""
         self.is_part = False
@@ -58,10 +60,15 @@ class LayerModes:
             return
         module, *callers = around
         own = [weight for weight in module.parameters() if weight.requires_grad]
-        _, seen = self._modules.setdefault((kind, id(module)), (module, _Module(own)))
+        _, seen = self._modules.setdefault((kind, id(module)), (module, _Module(own, around[-1])))
         place, default = _MODES[func]
         seen.trains |= module.training or bool(argument(args, kwargs, place, "training", default))
         seen.is_part |= any(caller.training for caller in callers)
+
+    def trained_models(self) -> tuple[torch.nn.Module, ...]:
+        """Return the modules that the program calls in training mode, with such layers in that mode, and trains."""
+        models = {id(seen.outermost): seen for _, seen in self._modules.values() if seen.trains and seen.is_trained}
+        return tuple(seen.outermost for seen in models.values() if seen.outermost.training)
 
     def evaluates(self) -> tuple[str, ...]:
         """Return "dropout" and "batch norm", where such layers of a module that is trained are in evaluation mode."""

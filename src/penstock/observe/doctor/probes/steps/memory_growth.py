@@ -78,6 +78,37 @@ class MemoryWatch:
         )
 
 
+class GraphsOfEpochs:
+    """Looks for results of a program's epochs that are kept with the graphs that computed them."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[int, int]] | None = None
+        self._epochs = 0
+        self.growth: MemoryGrowth | None = None
+        """What keeps the most of every epoch, as one step each."""
+
+    def look(self, frames: Iterable[FrameType]) -> None:
+        """Note what there is when an epoch begins, and compare it with what there was when the last one did."""
+        self._epochs += 1
+        before, found = self._before, find_containers(frames)
+        self._before = {name: (id(one.value), one.size) for name, one in found.items()}
+        for name, one in found.items() if before is not None else ():
+            identity, size = before.get(name, (0, 0))  # type: ignore[union-attr]
+            if identity != id(one.value) or one.size <= size:
+                continue
+            held, looks = _kept(one)
+            nbytes = held.nbytes * (one.size - size) // looks
+            if held.has_graph and nbytes >= THRESHOLDS.kept_graph_nbytes:
+                self.growth = MemoryGrowth(
+                    name=name,
+                    kind=type(one.value).__name__,
+                    step_nbytes=nbytes,
+                    steps=self._epochs - 1,
+                    has_graph=True,
+                    is_emptied=False,
+                )
+
+
 def _kept(one: Container) -> tuple[Held, int]:
     """Return what the last elements of a container keep alive, what they share once, and how many these are."""
     some = last_elements(one.value, THRESHOLDS.kept_looks)

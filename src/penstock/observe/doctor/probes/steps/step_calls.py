@@ -128,6 +128,10 @@ class StepCallRecorder:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._hook = register_optimizer_step_pre_hook(self._note_optimizer)
 
+    def trained_models(self) -> tuple[torch.nn.Module, ...]:
+        """Return the modules in training mode that the program trains, as far as that mode changes what they do."""
+        return self._modes.trained_models()
+
     @property
     def has_labels(self) -> bool:
         """Whether it is still to be seen if this step uses its labels."""

@@ -12,8 +12,9 @@ see `write_guard`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 from penstock.loader.dataloader import DataLoader as PenstockLoader
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
+from penstock.observe.doctor.probes.steps.memory_growth import GraphsOfEpochs
 from penstock.observe.doctor.probes.steps.module_hooks import ModuleHooks
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trials.epochs.single_passes import SinglePasses
@@ -64,6 +66,10 @@ class LaterEpochs:
         self._module_hooks: ModuleHooks
         self.hooks: list[int] = []
         """How many hooks modules have had: after the program's first epoch, and at the start of each later one."""
+        self.graphs = GraphsOfEpochs()
+        self._trained: Sequence[torch.nn.Module] = ()
+        self.evaluates = False
+        """Whether models that were trained in training mode have made a step of a later epoch in evaluation mode."""
         self.is_running = False
         """Whether the trials are over, and the program goes on without them."""
         self.has_ended = False
@@ -71,12 +77,17 @@ class LaterEpochs:
         self.has_others = False
         """Whether it begins other loops meanwhile, which may begin after the next epoch again."""
 
-    def begin(self) -> bool:
-        """Let the program go on after its trials; return False where its later epochs show nothing."""
+    def begin(self, trained: Sequence[torch.nn.Module] = ()) -> bool:
+        """Let the program go on after its trials; return False where its later epochs show nothing.
+
+        Args:
+            trained: the models that it has trained so far, in training mode.
+        """
         if self._first is None or self.is_running:
             return False
         self._until = self._clock() + self._limit_s
         self.is_running = True
+        self._trained = trained
         self._module_hooks = ModuleHooks()
         self.hooks.append(self._module_hooks.count())
         self.guard.arm()
@@ -102,13 +113,18 @@ class LaterEpochs:
         except (TypeError, NotImplementedError, ValueError):
             return 0
 
-    def add(self, loader: DataLoader[Any]) -> None:
-        """Compare the order of an epoch that begins.
+    def add(self, loader: DataLoader[Any], frames: Iterable[FrameType] = ()) -> None:
+        """Compare the order of an epoch that begins, and what the program keeps.
+
+        Args:
+            loader: of this epoch.
+            frames: the functions of the program that run, innermost first.
 
         Raises:
             TrialsDoneError: it was the last one to be compared.
         """
         self._epochs += 1
+        self.graphs.look(frames)
         self._is_same = self._is_same and order_of(loader) == self._first
         self.hooks.append(self._module_hooks.count())
         is_looked_at = self._is_same or self.has_others or self.hooks[-1] > self.hooks[0]
@@ -116,6 +132,10 @@ class LaterEpochs:
         if not is_looked_at or is_seen:
             self._is_over = True
             raise TrialsDoneError
+
+    def note_step(self) -> None:
+        """Note that a step of a later epoch is over."""
+        self.evaluates |= bool(self._trained) and not any(model.training for model in self._trained)
 
     def batches_of_single_samples(self, loader: DataLoader[Any]) -> Iterator[Any] | None:
         """Return what another loop gets that is an evaluation of single samples, and is timed; else None."""
