@@ -82,31 +82,34 @@ class GraphsOfEpochs:
     """Looks for results of a program's epochs that are kept with the graphs that computed them."""
 
     def __init__(self) -> None:
-        self._before: dict[str, tuple[int, int]] | None = None
+        self._before: dict[str, tuple[int, int]] = {}
         self._epochs = 0
         self.growth: MemoryGrowth | None = None
-        """What keeps the most of every epoch, as one step each."""
+        """What keeps the most of an epoch, which counts as a step."""
 
     def look(self, frames: Iterable[FrameType]) -> None:
         """Note what there is when an epoch begins, and compare it with what there was when the last one did."""
-        self._epochs += 1
-        before, found = self._before, find_containers(frames)
+        found = find_containers(frames)
+        for name, one in found.items():
+            identity, size = self._before.get(name, (0, 0))
+            if identity == id(one.value) and one.size > size:
+                self._note_growth(name, one, one.size - size)
         self._before = {name: (id(one.value), one.size) for name, one in found.items()}
-        for name, one in found.items() if before is not None else ():
-            identity, size = before.get(name, (0, 0))  # type: ignore[union-attr]
-            if identity != id(one.value) or one.size <= size:
-                continue
-            held, looks = _kept(one)
-            nbytes = held.nbytes * (one.size - size) // looks
-            if held.has_graph and nbytes >= THRESHOLDS.kept_graph_nbytes:
-                self.growth = MemoryGrowth(
-                    name=name,
-                    kind=type(one.value).__name__,
-                    step_nbytes=nbytes,
-                    steps=self._epochs - 1,
-                    has_graph=True,
-                    is_emptied=False,
-                )
+        self._epochs += 1
+
+    def _note_growth(self, name: str, one: Container, added: int) -> None:
+        held, looks = _kept(one)
+        nbytes = held.nbytes * added // looks
+        least = THRESHOLDS.kept_graph_nbytes if self.growth is None else self.growth.step_nbytes
+        if held.has_graph and nbytes >= least:
+            self.growth = MemoryGrowth(
+                name=name,
+                kind=type(one.value).__name__,
+                step_nbytes=nbytes,
+                steps=self._epochs,
+                has_graph=True,
+                is_emptied=False,
+            )
 
 
 def _kept(one: Container) -> tuple[Held, int]:
