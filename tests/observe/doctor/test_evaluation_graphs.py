@@ -120,3 +120,19 @@ def test_a_model_that_an_evaluation_leaves_in_evaluation_mode_is_named(trained: 
         assert "after its first epoch" in found.cause
         assert not found.is_uncertain
         assert diagnosis.findings[0] is found
+
+
+def test_a_model_that_is_finished_while_the_next_one_is_trained_is_not_trained_in_evaluation_mode() -> None:
+    def train() -> None:
+        loader, members = DataLoader(Numbered(512, (3,)), batch_size=4), []
+        for _ in range(1000):
+            model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            for images, _ in loader:
+                model(images).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            members.append(model.eval())
+
+    names = [one.name for one in diagnose(examine(train, seconds=2.0)).findings]
+    assert "trains-in-evaluation-mode" not in names

@@ -25,6 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 from penstock.loader.dataloader import DataLoader as PenstockLoader
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
+from penstock.observe.doctor.probes.steps.layer_use import numbers_of
 from penstock.observe.doctor.probes.steps.memory_growth import GraphsOfEpochs
 from penstock.observe.doctor.probes.steps.module_hooks import ModuleHooks
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -68,6 +69,8 @@ class LaterEpochs:
         """How many hooks modules have had: after the program's first epoch, and at the start of each later one."""
         self.graphs = GraphsOfEpochs()
         self._trained: Sequence[torch.nn.Module] = ()
+        self._weights: list[bytes | None] = []
+        """Of each of them, numbers of its last parameter when the last epoch began."""
         self.evaluates = False
         """Whether models that were trained in training mode have made a step of a later epoch in evaluation mode."""
         self.is_running = False
@@ -124,6 +127,7 @@ class LaterEpochs:
             TrialsDoneError: it was the last one to be compared.
         """
         self._epochs += 1
+        self._weights = [_last(model) for model in self._trained]
         self.graphs.look(frames)
         self._is_same = self._is_same and order_of(loader) == self._first
         self.hooks.append(self._module_hooks.count())
@@ -134,8 +138,9 @@ class LaterEpochs:
             raise TrialsDoneError
 
     def note_step(self) -> None:
-        """Note that a step of a later epoch is over."""
-        self.evaluates |= bool(self._trained) and not any(model.training for model in self._trained)
+        """Note that a step of a later epoch is over: a model that it has not changed may be one that is finished."""
+        changed = [model for model, before in zip(self._trained, self._weights, strict=True) if _last(model) != before]
+        self.evaluates |= bool(changed) and not any(model.training for model in changed)
 
     def batches_of_single_samples(self, loader: DataLoader[Any]) -> Iterator[Any] | None:
         """Return what another loop gets that is an evaluation of single samples, and is timed; else None."""
@@ -162,6 +167,11 @@ class LaterEpochs:
             is_meant_to_change=type(sampler) in _SHUFFLING and not is_sorted,
             is_all=self.has_ended or self._epochs >= _EPOCHS,
         )
+
+
+def _last(model: torch.nn.Module) -> bytes | None:
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return numbers_of(weights[-1]) if weights else None
 
 
 def order_of(loader: DataLoader[Any]) -> tuple[int, ...] | None:
