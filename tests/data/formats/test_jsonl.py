@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.data.formats.text import jsonl as jsonl_module
+from penstock.data.formats.text import json_objects
 from penstock.data.formats.text import lines as lines_module
 from penstock.data.formats.text.jsonl import JsonLinesWriter, concat_files, open_files, why_unsupported
 from penstock.data.schema import Field, Selection, plain
@@ -204,27 +204,27 @@ _VALUES = st.recursive(
 def test_a_line_is_read_by_orjson_as_by_json_or_not_at_all(text: str, cut: int | None) -> None:
     pytest.importorskip("orjson")
     line = text.encode()[:cut]
-    found = jsonl_module._quick(line)
+    found = json_objects.quick_object(line)
     if found is not None:
-        assert _typed(found) == _typed(jsonl_module._parse(line))
+        assert _typed(found) == _typed(json_objects.parse_object(line))
 
 
 @pytest.mark.parametrize("line", [b'{"x": [1.5, 2], "y": {"z": "a:b"}}', b'{"m": [{"role": "u", "content": "x: y"}]}'])
 def test_usual_lines_are_read_by_orjson(line: bytes) -> None:
     pytest.importorskip("orjson")
-    assert jsonl_module._quick(line) == json.loads(line)
+    assert json_objects.quick_object(line) == json.loads(line)
 
 
 def test_an_orjson_that_deep_lists_crash_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     orjson = pytest.importorskip("orjson")
     monkeypatch.setattr(orjson, "__version__", "3.9.14")
-    assert jsonl_module._usable_orjson() is None
+    assert json_objects._usable_orjson() is None
     monkeypatch.setattr(orjson, "__version__", "3.9.15")
-    assert jsonl_module._usable_orjson() is orjson
+    assert json_objects._usable_orjson() is orjson
 
 
 def test_without_orjson_lines_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl_module, "_orjson", None)
+    monkeypatch.setattr(json_objects, "_orjson", None)
     (sample,) = jsonl(write_text(tmp_path / "a.jsonl", '{"x": 1, "y": {"z": "a"}}'))
     assert sample == {"x": 1, "y/z": "a"}
 
