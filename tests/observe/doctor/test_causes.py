@@ -752,6 +752,21 @@ def test_a_busy_machine_on_which_starts_may_matter_is_not_called_healthy() -> No
     assert diagnose(replace(busy, batches_requested=50)).verdict.name == "unknown"
 
 
+@pytest.mark.parametrize(("sample_s", "verdict"), [(4e-4, "decode-bound"), (5e-5, "healthy")])
+def test_a_step_that_others_delay_hides_no_loading_of_a_loop_without_workers(sample_s: float, verdict: str) -> None:
+    samples = replace(_loop().samples, sample_s=sample_s, median_s=sample_s, collate_s=1e-4)  # type: ignore[type-var]
+    trials = (_trial(AS_IS, 0.026, 0.0047), _uneven(FREE, 0.010, 0.060, 0.005), _trial(ONE_THREAD, 0.004))
+    busy = _loop(
+        *trials,
+        settings=Settings(dataset="D", batch_size=8, length=40),
+        machine=Machine(cores=2, others_cores=1.0, intra_op_threads=2),
+        samples=samples,
+        transport_s=None,
+        batches_requested=50,
+    )
+    assert diagnose(busy).verdict.name == verdict
+
+
 def test_the_gain_of_workers_on_two_cores_is_not_that_of_one_worker() -> None:
     stages = StageTimes(fetch_s=19.0, step_s=1.0)
     (finding,) = findings_of_run(replace(_run(stages=stages, worker_type="inline"), cpus=2))

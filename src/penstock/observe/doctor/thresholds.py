@@ -96,6 +96,9 @@ class Thresholds:
     hidden_loading_fraction: float = _threshold(
         0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
     )
+    seen_wait_fraction: float = _threshold(
+        0.05, "of the loop's time", "beside steps that others delay many times over, less may be a delay, too"
+    )
     unhidden_loading: float = _threshold(
         2.0, "times the step", "where loading free was not tried, a loop cannot hide what takes this much longer"
     )

@@ -104,8 +104,11 @@ def waits_for_processors(measured: Measurements) -> bool:
 
 def outweighs_step(measured: Measurements) -> bool:
     """Return whether other programs delay the step, which could not hide its loading if they did not."""
-    ratio = _loading_to_step(measured)
-    return ratio is not None and ratio > THRESHOLDS.unhidden_loading
+    ratio, most = _loading_to_step(measured), THRESHOLDS.unhidden_loading
+    if not measured.settings.num_workers and stall_fraction(measured) >= THRESHOLDS.seen_wait_fraction:
+        # the step hides nothing of it
+        most = THRESHOLDS.certain_stall_fraction / (1 - THRESHOLDS.certain_stall_fraction)
+    return ratio is not None and ratio > most
 
 
 def _loading_to_step(measured: Measurements) -> float | None:
