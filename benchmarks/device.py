@@ -6,9 +6,10 @@ memory, against the link's ceiling (torch's pinned memory, the largest size). **
 that lies on the GPU already (the upper bound), by torch's DataLoader with a plain `.to` and with `pin_memory=True` and
 `.to(..., non_blocking=True)`, by penstock with `pin_memory=True` and a plain `.to`, and by penstock with `device=`. The
 five take turns; a ratio is taken within each round. The share of GPU time without work is 1 minus the ratio to the
-upper bound. **Corruption**: 10^5 batches from pinned slots, copied by the user on four streams that lag behind, the
-views dropped at once; every byte is compared on the GPU. With --tiny, for tests, it needs no GPU: then it runs on the
-simulated one, and its figures mean nothing.
+upper bound. An epoch begins with a batch that nobody has made yet, and data that lies there has none to wait for: the
+ratio is also given from the first batch on. **Corruption**: 10^5 batches from pinned slots, copied by the user on four
+streams that lag behind, the views dropped at once; every byte is compared on the GPU. With --tiny, for tests, it needs
+no GPU: then it runs on the simulated one, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -266,17 +267,24 @@ def _steps(workload: Workload, step: Step, workers: int, rounds: int) -> dict[st
     feeds["penstock, pin_memory, .to"] = lambda: (batch.to(PLACE) for batch in pinned)
     feeds["penstock, device="] = lambda: iter(ahead)
     seconds: dict[str, list[float]] = {name: [] for name in feeds}
+    firsts: dict[str, list[float]] = {name: [] for name in feeds}
     for number in range(rounds + 1):
         names = list(feeds)
         for name in reversed(names) if number % 2 else names:
             _settle()
             start = time.perf_counter()
+            first_s = None
             for batch in feeds[name]():
+                first_s = time.perf_counter() - start if first_s is None else first_s
                 step(batch)
             _settle()
             if number:
                 seconds[name].append(time.perf_counter() - start)
+                firsts[name].append(first_s or 0.0)
     rates = {name: [workload.samples / each for each in values] for name, values in seconds.items()}
+    flowing = {
+        name: [(whole - first) for whole, first in zip(seconds[name], firsts[name], strict=True)] for name in feeds
+    }
 
     def of(other: str) -> dict[str, list[float]]:
         return {name: [a / b for a, b in zip(values, rates[other], strict=True)] for name, values in rates.items()}
@@ -285,6 +293,11 @@ def _steps(workload: Workload, step: Step, workers: int, rounds: int) -> dict[st
         "samples_per_s": rates,
         "of_the_bound": of("resident"),
         "of_plain": of("torch, .to"),
+        "first_batch_ms": {name: [first * 1e3 for first in values] for name, values in firsts.items()},
+        "of_the_bound_after_first": {
+            name: [bound / own for bound, own in zip(flowing["resident"], values, strict=True)]
+            for name, values in flowing.items()
+        },
         "step_ms": statistics.median(seconds["resident"]) / workload.batches * 1e3,
         "uploads": ahead.statistics().uploads,
         "uploads_hidden": ahead.statistics().uploads_hidden,
@@ -345,7 +358,10 @@ def _print(found: dict[str, Any]) -> None:
     for row in found["steps"]:
         print(f"{row['name']}, steps of {row['step_ms']:.1f} ms:")
         for name, rates in row["samples_per_s"].items():
-            print(f"  {name}: {_spread(rates, 0)} samples/s, {_spread(row['of_the_bound'][name], 3)} of the bound")
+            bound = f"{_spread(row['of_the_bound'][name], 3)} of the bound"
+            first = f"{statistics.median(row['first_batch_ms'][name]):.1f} ms"
+            after = f"{_spread(row['of_the_bound_after_first'][name], 3)} from the first batch on, which took {first}"
+            print(f"  {name}: {_spread(rates, 0)} samples/s, {bound}; {after}")
     said = []
     if found["link"]:
         ceiling = max(max(row["gb_per_s"]["torch pinned"]) for row in found["link"])
@@ -354,7 +370,10 @@ def _print(found: dict[str, Any]) -> None:
     if found["steps"]:
         least = min(statistics.median(row["of_the_bound"]["penstock, device="]) for row in found["steps"])
         plain = min(statistics.median(row["of_plain"]["penstock, device="]) for row in found["steps"])
-        said.append(f"device= reaches at least {least:.3f} of the upper bound (target 0.98)")
+        after = min(statistics.median(row["of_the_bound_after_first"]["penstock, device="]) for row in found["steps"])
+        said.append(
+            f"device= reaches at least {least:.3f} of the upper bound, {after:.3f} after the first batch (target 0.98)"
+        )
         said.append(f"and {plain:.3f} of a plain .to (target 0.99)")
     if found["corruption"]:
         wrong = found["corruption"]

@@ -98,10 +98,11 @@ def _steps_words(reports: Reports) -> str | None:
     if not rows:
         return None
     least = min(median(row["of_the_bound"]["penstock, device="]) for row in rows)
+    after = min(median(row["of_the_bound_after_first"]["penstock, device="]) for row in rows)
     plain = min(median(row["of_plain"]["penstock, device="]) for row in rows)
     return (
-        f"`device=` reaches {_verdict(least, TARGETS['steps'], 3)} of steps whose data is there already and "
-        f"{_verdict(plain, TARGETS['plain'], 3)} of a plain `.to`"
+        f"`device=` reaches {_verdict(least, TARGETS['steps'], 3)} of steps whose data is there already, {after:.3f} "
+        f"from an epoch's first batch on, and {_verdict(plain, TARGETS['plain'], 3)} of a plain `.to`"
     )
 
 
@@ -168,11 +169,21 @@ def _steps(report: dict[str, Any]) -> str:
             name,
             _spread(rates, 0),
             _spread(row["of_the_bound"][name], 3),
+            _spread(row["of_the_bound_after_first"][name], 3),
+            f"{median(row['first_batch_ms'][name]):.1f}",
         )
         for row in report["steps"]
         for name, rates in row["samples_per_s"].items()
     ]
-    return _table(("step", "fed by", "samples/s", "of data that lies on the GPU"), rows)
+    heads = (
+        "step",
+        "fed by",
+        "samples/s",
+        "of data that lies on the GPU",
+        "from the first batch on",
+        "first batch after, ms",
+    )
+    return _table(heads, rows)
 
 
 def _plans(report: dict[str, Any]) -> str:
@@ -297,11 +308,11 @@ def _articles(words: dict[str, Any], reports: Reports) -> str:
 
 def _grid(rows: list[dict[str, Any]], case: str) -> dict[Any, dict[str, Any]]:
     """Return the rows of a program with most workers: torch's by (pin_memory, non_blocking), and ours with device=."""
-    rows = [row for row in rows if row["case"] == case and "loader" in row]
+    rows = [row for row in rows if "loader" in row]
     most = max((row["num_workers"] for row in rows), default=0)
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
-        if row["num_workers"] == most and (row["ahead"] or row["loader"] == "torch"):
+        if row["case"] == case and row["num_workers"] == most and (row["ahead"] or row["loader"] == "torch"):
             found["ahead" if row["ahead"] else (row["pin_memory"], row["non_blocking"])] = row
     return found if (False, False) in found else {}
 

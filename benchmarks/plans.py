@@ -1,11 +1,11 @@
 """What plans are worth: `python -m benchmarks.plans [--tiny] [--json FILE [--resume]]`.
 
 For ten models, up to 7 billion parameters on a GPU, the plan's predicted peak is compared with the allocator's
-`max_memory_allocated` of a real step (target: within 5 %). Then the model is made anew in a process that may use no
-more than the plan's budget (`set_per_process_memory_fraction`): the micro-batch that is recommended for it has to run,
-twice of it (if the batch is so large) has to end with an out-of-memory. Anew, because after larger steps what stays
-lies between blocks that were freed, and torch's allocator cannot give back the rest of such a segment. Without a GPU
-only the predictions are made (for tests, with --tiny).
+`max_memory_allocated` of a real step (target: within 5 %). Then it is planned for the budget that this takes, and the
+model is made anew in a process that may use no more (`set_per_process_memory_fraction`): the micro-batch that is
+recommended has to run, twice of it (if the batch is so large) has to end with an out-of-memory. Anew, because after
+larger steps what stays lies between blocks that were freed, and torch's allocator cannot give back the rest of such a
+segment. Without a GPU only the predictions are made (for tests, with --tiny).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,8 +138,11 @@ def row(make: Callable[[], nn.Module], batch_of: Callable[[], Batch]) -> dict[st
     said["error"] = quarter.peak_nbytes / said["measured"] - 1
     del step, model, batch, optimizer
     budget = int(found.needed_nbytes(quarter) * 1.01)
-    choice = replace(found, budget_nbytes=budget).choose(found.variants).choice
-    assert choice is not None
+    model, batch, optimizer = _made(make, batch_of)
+    choice = plan(model, _loss, batch, optimizer, budget=budget, modes=("plain",)).choice
+    del model, batch, optimizer
+    if choice is None:
+        return {**said, "budget": budget, "recommended": None}
     return {**said, "budget": budget, "recommended": choice.micro_batch, **_in_budget(make, batch_of, choice, budget)}
 
 
@@ -229,7 +231,7 @@ def _print(one: dict[str, Any]) -> None:
     words = f"{one['name']}: {size_text(one['predicted'])} predicted in parts of {one['micro_batch']}"
     if "measured" in one:
         words += f", {size_text(one['measured'])} measured; in a budget of {size_text(one['budget'])}, "
-        words += f"{one['recommended']} {'runs' if one['recommended_runs'] else 'DOES NOT RUN'}"
+        words += f"{one['recommended']} {'runs' if one.get('recommended_runs') else 'DOES NOT RUN'}"
         if "twice_runs" in one:
             words += f", twice of it {'RUNS' if one['twice_runs'] else 'does not'}"
     print(words, flush=True)

@@ -201,7 +201,11 @@ def _results(folder: Path) -> Path:
     rates = {"resident": [100.0], "penstock, device=": [97.0]}
     step = {"name": "images", "step_ms": 12.0, "samples_per_s": rates}
     step |= {"of_plain": {"penstock, device=": [1.02]}}
-    put("steps", "device", steps=[{**step, "of_the_bound": {"resident": [1.0], "penstock, device=": [0.97]}}])
+    step |= {"first_batch_ms": {"resident": [0.0], "penstock, device=": [11.0]}}
+    of_the_bound = {
+        name: {"resident": [1.0], "penstock, device=": [0.97]} for name in ("of_the_bound", "of_the_bound_after_first")
+    }
+    put("steps", "device", steps=[{**step, **of_the_bound}])
     model = {"name": "MLP", "parameters": 67_000_000, "micro_batch": 16, "predicted": 3 << 30}
     ran = {"measured": 2 << 30, "error": 0.5, "budget": 4 << 30, "recommended_runs": True, "twice_runs": False}
     put("plans", "plans", models=[{**model, **ran}, {"name": "deep MLP", "failed": "Traceback ..."}])

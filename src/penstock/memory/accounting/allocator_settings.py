@@ -1,4 +1,4 @@
-"""allocator_findings: mistakes in the settings of torch's caching allocator (PYTORCH_ALLOC_CONF).
+"""The settings of torch's caching allocator (PYTORCH_ALLOC_CONF): mistakes in them, and whether segments are cut.
 
 Source: torch's notes "CUDA semantics", on optimizing memory usage, and c10's AllocatorConfig, which reads them.
 """
@@ -48,6 +48,17 @@ def allocator_findings(environment: Mapping[str, str] | None = None) -> list[str
     for key, value in settings:
         findings += [f"{name}: {text}" for text in _check_setting(key, value)]
     return findings + [f"{name}: {text}" for text in _check_combination(dict(settings))]
+
+
+def cuts_segments(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether the allocator gives out pieces of segments, between which memory lies that nothing fits into.
+
+    >>> cuts_segments({}), cuts_segments({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    (True, False)
+    """
+    environment = os.environ if environment is None else environment
+    settings = dict(_parse(next((environment[name] for name in VARIABLES if environment.get(name)), "")))
+    return settings.get("expandable_segments") != "True" and settings.get("backend") != "cudaMallocAsync"
 
 
 def _parse(text: str) -> list[tuple[str, str]]:

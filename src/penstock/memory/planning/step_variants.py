@@ -95,6 +95,9 @@ class Plan:
     relative_error: float
     """How far the peaks may be off, as a fraction, if no operation takes a workspace that cannot be counted."""
 
+    fragmentation: float = 0.0
+    """What the allocator may hold beside the peak in pieces that no request fits into, as a fraction of it."""
+
     measured: str = ""
     """Why the step was measured on real tensors instead of predicted; empty if it was predicted."""
 
@@ -142,6 +145,9 @@ class Plan:
         how = "measured on real tensors" if self.measured else "predicted"
         budget = size_text(self.budget_nbytes)
         lines.append(f"budget {budget}; peaks {how}, to {self.relative_error:.0%}; slowdowns are estimates")
+        if self.fragmentation:
+            pieces = f"the allocator may hold {self.fragmentation:.0%} more in pieces that nothing fits into"
+            lines.append(f"note: {pieces}; PYTORCH_ALLOC_CONF=expandable_segments:True saves that")
         lines += [f"note: {words}" for words in (self.measured, self.verified, *self.warnings) if words]
         lines.append(self._smallest_text() if self.choice is None else f"choose {self.choice.describe()}")
         return "\n".join(lines) + "\n"
@@ -156,8 +162,8 @@ class Plan:
         return self.needed_nbytes(variant) <= self.budget_nbytes
 
     def needed_nbytes(self, variant: StepVariant) -> int:
-        """Return the most bytes `variant` may take, workspaces and `relative_error` included."""
-        return int(variant.bound_nbytes * (1 + self.relative_error))
+        """Return the most bytes `variant` may take, workspaces, `relative_error` and `fragmentation` included."""
+        return int(variant.bound_nbytes * (1 + self.relative_error + self.fragmentation))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as data."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ Gauge = Callable[[Callable[[], None]], int]
 """Runs something, and returns the most bytes that it took on top of what was allocated before."""
 
 _TRIES = 3
-"""How many choices are tried, each smaller than the one before, if they run out of memory."""
+"""How many choices are tried, where one runs out of memory, or what it took makes another one the choice."""
 
 
 def measure_allocator_peak(device: torch.device, body: Callable[[], None]) -> int:
@@ -47,20 +47,23 @@ def verify_plan(
 ) -> Plan:
     """Return `plan` with peaks corrected by a measured run of its choice, and the choice that follows.
 
-    A choice that runs out of memory does not fit. Where the step cannot run like that (the batch is on another device,
-    say), `Plan.verified` has the reason.
+    A choice that follows is measured, too. One that runs out of memory does not fit. Where the step cannot run like
+    that (the batch is on another device, say), `Plan.verified` has the reason.
     """
     gauge = gauge or functools.partial(measure_allocator_peak, accelerators_of(model)[0])
+    measured: set[str] = set()
     for _ in range(_TRIES):
         variant = plan.choice
-        if variant is None or variant.bf16:
+        if variant is None or variant.bf16 or variant.describe() in measured:
             return plan
         try:
             outcome = attempt(functools.partial(_measure, variant, model, loss_fn, batch, split, gauge))
         except Exception as error:  # noqa: BLE001  the user's code, with a batch that was only meant to be planned with
             return replace(plan, verified=f"not verified by a measured step: {type(error).__name__}: {error}")
         if outcome.value is not None:
-            return _correct(plan, variant, outcome.value)
+            plan = _correct(plan, variant, outcome.value, measured)
+            measured.add(variant.describe())
+            continue
         assert outcome.failure is not None
         text = f"{variant.describe()} ran out of memory when it was tried ({outcome.failure.text})"
         smaller = tuple(one for one in plan.variants if one.backward_peak_nbytes < variant.backward_peak_nbytes)
@@ -81,9 +84,10 @@ def _measure(
         return gauge(run_forward_and_backward)
 
 
-def _correct(plan: Plan, variant: StepVariant, taken: int) -> Plan:
+def _correct(plan: Plan, variant: StepVariant, taken: int, measured: Collection[str]) -> Plan:
     """Return the plan with each variant's predicted bytes corrected by what was measured for `variant`.
 
+    Those of `measured` were measured themselves, and keep what they took.
     What was not predicted is a workspace, which grows with the samples; gradients and the like do not. What was
     predicted and not taken is missing in proportion: a variant that holds little has little of it.
     """
@@ -92,7 +96,10 @@ def _correct(plan: Plan, variant: StepVariant, taken: int) -> Plan:
     of_a_sample = max(0, taken - expected) / variant.micro_batch
     text = f"verified by a measured step of {variant.describe()}: {size_text(taken)} on top of what is held, "
     found = replace(plan, verified=f"{text}{size_text(expected)} were predicted ({ratio - 1:+.1%})")
-    scaled = [_scale(one, min(1.0, ratio), int(of_a_sample * one.micro_batch)) for one in plan.variants]
+    scaled = [
+        one if one.describe() in measured else _scale(one, min(1.0, ratio), int(of_a_sample * one.micro_batch))
+        for one in plan.variants
+    ]
     return found.choose(
         tuple(_without_bound(new) if old is variant else new for old, new in zip(plan.variants, scaled, strict=True))
     )
