@@ -36,6 +36,7 @@ from penstock.observe.doctor.trial import (
     ONE_THREAD,
     PENSTOCK,
     PERSISTENT,
+    PINNED,
     THREADS,
     Gain,
     TimingWindow,
@@ -212,6 +213,24 @@ def test_values_that_a_step_reads_make_a_loop_unhealthy_only_where_that_costs_so
     assert _names(found) == ["sync-every-step"]
     assert (diagnose(found).verdict.name == "healthy") is not is_bad_here
     assert ("On a machine with an accelerator" in render(found, diagnose(found))) is not is_bad_here
+
+
+def test_where_pinned_batches_were_faster_that_is_the_advice_and_its_gain_was_measured() -> None:
+    cuda = Machine(cores=4, accelerator="cuda")
+    hidden = _trial(AS_IS, 0.030, 0.0), _trial(FREE, 0.030)  # the copies are a part of the step
+    found = _loop(*hidden, _trial(PINNED, 0.020), machine=cuda, transfer_s=0.010)
+    diagnosis = diagnose(found)
+    (finding,) = diagnosis.findings
+    assert (finding.name, finding.is_measured) == ("not-pinned", True)
+    assert finding.gain == pytest.approx(1.5)
+    assert diagnosis.verdict.remedy == finding.remedy
+    assert "from pageable memory to cuda" in render(found, diagnosis)
+    calls = StepCalls(steps=3, pageable_copies=(StepCall(what=".to(...)", line="train.py:9: x.to(d)", per_step=1),))
+    (finding,) = diagnose(replace(found, step_calls=calls)).findings
+    assert (finding.name, finding.gain) == ("non-blocking-from-pageable", pytest.approx(1.5))
+    assert _names(_loop(*hidden, _trial(PINNED, 0.030), machine=cuda)) == []
+    is_pinned = replace(found, settings=replace(found.settings, pin_memory=True))
+    assert "from pinned memory to cuda" in render(is_pinned, diagnosis)
 
 
 def test_an_iterator_for_each_batch_is_named_unless_an_epoch_has_no_more_and_without_workers_none_are_started() -> None:

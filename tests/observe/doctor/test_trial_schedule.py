@@ -11,7 +11,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.observe.doctor.measurements import Machine
 from penstock.observe.doctor.probe_results import Hang
-from penstock.observe.doctor.trial import AS_IS, FEWER_WORKERS, FREE, NO_WORKERS, ONE_THREAD, TimingWindow, Trial
+from penstock.observe.doctor.trial import (
+    AS_IS,
+    FEWER_WORKERS,
+    FREE,
+    NO_WORKERS,
+    ONE_THREAD,
+    PENSTOCK,
+    PINNED,
+    TimingWindow,
+    Trial,
+)
 from penstock.observe.doctor.trials import source_rotation
 from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
@@ -237,6 +247,30 @@ def test_more_workers_than_cores_are_compared_with_fewer_and_with_none() -> None
     loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=12)
     names = [source.name for source in plan_sources(loader, Machine(cores=2), has_step=True)]
     assert {FEWER_WORKERS, NO_WORKERS} < set(names)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_an_accelerator_pinned_batches_are_tried_first(workers: int) -> None:
+    loader = DataLoader(
+        TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=workers, persistent_workers=workers > 0
+    )
+    sources = plan_sources(loader, Machine(cores=4, accelerator="cuda"), has_step=True)
+    assert [source.name for source in sources][:3] == [AS_IS, FREE, PINNED]
+    assert next(one.line for one in sources if one.name == PENSTOCK).endswith("pin_memory=True)")
+    assert PINNED not in [source.name for source in plan_sources(loader, Machine(cores=4), has_step=True)]
+    pinned = DataLoader(loader.dataset, batch_size=4, num_workers=workers, pin_memory=True)
+    there = plan_sources(pinned, Machine(cores=4, accelerator="cuda"), has_step=True)
+    assert PINNED not in [source.name for source in there]
+
+
+def test_pinned_batches_are_tried_on_where_free_loading_gains_nothing() -> None:
+    sources = [RepeatedBatchSource(name) for name in (AS_IS, FREE, PINNED, PENSTOCK)]
+    budget = TimeBudget(60.0)
+    rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
+    for _ in range(6 * len(sources)):
+        rotation.add_window(TimingWindow(batches=10, wall_s=1.0, wait_s=0.0, step_s=1.0))
+        rotation.advance()
+    assert [source.name for source in rotation.live] == [AS_IS, FREE, PINNED]
 
 
 def test_a_scheduler_that_was_reset_has_no_loop() -> None:

@@ -48,7 +48,9 @@ class LoaderProbes:
             **self._measure_workers(),
             **self._measure_samples(),
             **self._measure_noise(),
-            "transfer_s": self._log.attempt("copying a batch to the device", lambda: _transfer_s(batch), 2.0),
+            "transfer_s": self._log.attempt(
+                "copying a batch to the device", lambda: _transfer_s(batch, is_pinned=self._settings.pin_memory), 2.0
+            ),
         }
 
     def _measure_workers(self) -> dict[str, Any]:
@@ -106,13 +108,15 @@ class LoaderProbes:
         return found
 
 
-def _transfer_s(batch: Any) -> float | None:
-    """Return the median seconds to copy `batch` to the accelerator; None without one."""
+def _transfer_s(batch: Any, *, is_pinned: bool) -> float | None:
+    """Return the median seconds to copy `batch` to the accelerator, from pinned memory or not; None without one."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
     if device is None or not tensors:
         return None
+    if is_pinned:
+        tensors = [tensor.pin_memory() for tensor in tensors]
     taken_s = []
     for _ in range(_TRANSFERS):
         torch.accelerator.synchronize()

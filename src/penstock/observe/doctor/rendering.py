@@ -119,7 +119,9 @@ def _cost_table(measured: Measurements) -> list[str]:
         is_shared = part not in ("sampler", "transport", "start-up")
         lines.append(_row(part, seconds, MEANING[part] + where * is_shared))
     if measured.transfer_s is not None:
-        lines.append(_row("transfer", measured.transfer_s, f"from pageable memory to {measured.machine.accelerator}"))
+        memory = "pinned" if own.pin_memory else "pageable"
+        where = f"from {memory} memory to {measured.machine.accelerator}, which the step does"
+        lines.append(_row("transfer", measured.transfer_s, where))
     if free is not None and free.batch_s is not None:
         alone_s = min(free.batch_s, now.batch_s or free.batch_s) if now is not None else free.batch_s
         lines.append(_row("step", alone_s, "alone, with the same batch every time"))

@@ -59,6 +59,7 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     *ABOUT_STEP,
     step.sync_every_step,
     step.non_blocking_from_pageable,
+    step.not_pinned,
     step.pinned_without_accelerator,
 )
 """Causes about the step and about memory: they ask for a change, and do not explain why a loop waits for data."""

@@ -8,13 +8,13 @@ import statistics
 from dataclasses import replace
 
 from penstock.observe.doctor.causes.cause import ask, cause, required
-from penstock.observe.doctor.causes.evidence import describe_line
+from penstock.observe.doctor.causes.evidence import describe_line, describe_trial
 from penstock.observe.doctor.causes.step_patterns import SAVES, STEP_PATTERNS, costs_every_step, is_often
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.step_results import CallStatement, StepCall, StepCalls
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import FREE, Trial
+from penstock.observe.doctor.trial import FREE, PINNED, Trial
 from penstock.observe.record.finding import Finding
 
 _SHOWN_CALLS = 3
@@ -48,10 +48,42 @@ def non_blocking_from_pageable(measured: Measurements) -> Finding | None:
     return Finding(
         name="non-blocking-from-pageable",
         cause="non_blocking=True from memory that is not pinned: the copy to an accelerator does not overlap.",
-        evidence=f"pin_memory=False, and in every step: {_describe_calls(step.pageable_copies)}",
+        evidence=f"pin_memory=False{_pinned_text(measured)}; in every step: {_describe_calls(step.pageable_copies)}",
         remedy="pin_memory=True in the DataLoader; or penstock.DataLoader(..., device=...), which copies ahead",
+        gain=_pinned_gain(measured),
+        is_measured=True,
         is_for_accelerators=not measured.machine.accelerator,
     )
+
+
+@cause("not-pinned")
+def not_pinned(measured: Measurements) -> Finding | None:
+    """Copies from memory that is not pinned, which wait, where pinned batches were seen to be faster."""
+    gain, step = _pinned_gain(measured), measured.step_calls
+    if gain is None or (step is not None and step.pageable_copies):
+        return None
+    return Finding(
+        name="not-pinned",
+        cause="Batches are copied to the accelerator from memory that is not pinned, and the loop waits for each copy.",
+        evidence=f"pin_memory=False{_pinned_text(measured)}",
+        remedy=(
+            "pin_memory=True in the DataLoader, and .to(device, non_blocking=True); or penstock.DataLoader(..., "
+            "device=...), which copies ahead"
+        ),
+        gain=gain,
+        is_measured=True,
+    )
+
+
+def _pinned_gain(measured: Measurements) -> float | None:
+    """Return how much faster the loop was with pinned batches; None where that was not clear, or not tried."""
+    gain = measured.gain_of(PINNED)
+    return gain.median if gain is not None and gain.pays() else None
+
+
+def _pinned_text(measured: Measurements) -> str:
+    trial = measured.trial(PINNED)
+    return f"; {describe_trial(measured, trial)}" if trial is not None and measured.gain_of(PINNED) is not None else ""
 
 
 @cause("pinned-without-accelerator")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from penstock.core.host import usable_cores
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, TimingWindow, Trial, gain_between
+from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, PINNED, TimingWindow, Trial, gain_between
 from penstock.observe.doctor.trials.batch_source import BatchSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.other_loops import length_of
@@ -168,7 +168,8 @@ class SourceRotation:
     def _drop_hopeless(self) -> None:
         """Give the time that is left to what can still matter: a change that loses twice is not tried a third time.
 
-        Nothing gains more than free loading would: where that gains nothing, nothing else is tried any longer.
+        Nothing gains more than free loading would: where that gains nothing, nothing else is tried any longer, but for
+        pinned batches, which a step copies faster.
         """
         before = self._timed(AS_IS)
         nothing_to_gain = False
@@ -178,7 +179,7 @@ class SourceRotation:
                 continue
             if source.name == FREE:
                 nothing_to_gain = gain.median < THRESHOLDS.hopeless_gain and gain.rounds > 2
-            elif gain.high < 1.0 or nothing_to_gain:
+            elif gain.high < 1.0 or (nothing_to_gain and source.name != PINNED):
                 source.retire()
 
     def _timed(self, name: str) -> Trial:

@@ -77,19 +77,20 @@ def plan_sources(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -
         and own.length <= THRESHOLDS.short_epoch_batches
     ):
         sources.append(_changed_source(loader, PERSISTENT, persistent_workers=True))
+    pinned = {"pin_memory": True} if machine.accelerator and not own.pin_memory else {}
+    if pinned:
+        sources.append(kind(PINNED, lambda: build_variant(loader, **pinned), line="pin_memory=True"))
     sources += _fewer_workers(loader, machine, own)
     if own.kind == "torch":
-        line = f"penstock.DataLoader(..., num_workers={workers})"
+        line = f"penstock.DataLoader(..., num_workers={workers}{', pin_memory=True' * bool(pinned)})"
         source = BatchSource if workers else InlineSource
-        sources.append(source(PENSTOCK, lambda: build_variant(loader, penstock=True), line=line))
+        sources.append(source(PENSTOCK, lambda: build_variant(loader, penstock=True, **pinned), line=line))
     if is_threaded:
         sources.append(_changed_source(loader, PROCESSES, worker_type="process"))
     elif workers + 2 <= max(2, THRESHOLDS.tried_workers_per_core * machine.usable_cores):
         sources.append(_changed_source(loader, MORE_WORKERS, num_workers=workers + 2))
     if not own.is_iterable and not is_threaded:
         sources.append(_thread_source(loader, max(2, min(workers or 2, int(machine.usable_cores)))))
-    if machine.accelerator and not own.pin_memory:
-        sources.append(_changed_source(loader, PINNED, pin_memory=True))
     return sources
 
 
