@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.memory.accounting.allocator_settings import allocator_findings
+from penstock.memory.accounting.allocator_settings import allocator_findings, cuts_segments
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,11 @@ def test_two_variables_with_different_values_are_reported() -> None:
     assert allocator_findings(both) == [
         "PYTORCH_ALLOC_CONF is used, and PYTORCH_CUDA_ALLOC_CONF with another value is ignored"
     ]
+
+
+def test_segments_are_cut_unless_they_expand_or_the_driver_allocates() -> None:
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    assert cuts_segments({})
+    assert cuts_segments({name: "max_split_size_mb:64,expandable_segments:False"})
+    assert not cuts_segments({name: "max_split_size_mb:64,expandable_segments:True"})
+    assert not cuts_segments({name: "backend:cudaMallocAsync"})

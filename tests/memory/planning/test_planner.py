@@ -149,7 +149,7 @@ def test_a_workspace_that_cannot_be_counted_is_flagged() -> None:
     assert any("workspace" in words and "rnn" in words for words in found.warnings), found.warnings
 
 
-def test_what_fits_leaves_room_for_workspaces_that_are_not_counted() -> None:
+def test_what_fits_leaves_room_for_what_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     convolution = nn.Conv2d(64, 64, 3, padding=1, bias=False)
     found = plan(convolution, squared, torch.zeros(1, 64, 32, 32), budget="1GiB", modes=("plain",))
     (one,) = found.variants
@@ -158,6 +158,9 @@ def test_what_fits_leaves_room_for_workspaces_that_are_not_counted() -> None:
     assert most == int((1 + found.relative_error + found.fragmentation) * one.bound_nbytes)
     assert replace(found, budget_nbytes=most).fits(one)
     assert not replace(found, budget_nbytes=most - 1).fits(one)
+    assert (found.relative_error, found.fragmentation) == (0.03, 0.05)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert plan(convolution, squared, torch.zeros(1, 64, 32, 32), budget="1GiB", modes=("plain",)).fragmentation == 0
     linear = plan(nn.Linear(64, 64), squared, torch.zeros(8, 64), budget="1GiB", modes=("plain",))
     assert all(one.bound_nbytes == one.peak_nbytes for one in linear.variants)
 

@@ -64,14 +64,25 @@ def test_a_right_prediction_is_confirmed_for_checkpointed_blocks_too() -> None:
 def test_a_step_that_takes_more_than_predicted_makes_the_choice_smaller() -> None:
     model = gpt()
     whole = planned().variants[0]
-    found = replace(planned(), budget_nbytes=int(1.05 * whole.peak_nbytes)).choose(planned().variants)
+    found = replace(planned(), budget_nbytes=int(1.1 * whole.peak_nbytes)).choose(planned().variants)
     assert found.choice == whole
     gauge = counted(model, tokens())
-    corrected = verify_plan(found, model, per_token, tokens(), torch.chunk, lambda body: 2 * gauge(body))
+    taken: list[int] = []
+
+    def twice(body: Callable[[], None]) -> int:
+        taken.append(2 * gauge(body))
+        return taken[-1]
+
+    corrected = verify_plan(found, model, per_token, tokens(), torch.chunk, twice)
     assert corrected.choice is not None
     assert corrected.choice != whole
-    assert corrected.choice.peak_nbytes < whole.peak_nbytes * 1.05
+    assert corrected.choice.peak_nbytes < whole.peak_nbytes * 1.1
     assert "+" in corrected.verified
+    of_choice = corrected.choice.backward_peak_nbytes - corrected.choice.static_nbytes
+    assert of_choice == pytest.approx(taken[-1], abs=corrected.choice.micro_batch), "it was measured itself"
+    assert corrected.choice.describe() in corrected.verified
+    first = next(one for one in corrected.variants if one.describe() == whole.describe())
+    assert first.backward_peak_nbytes - first.static_nbytes == pytest.approx(taken[0], abs=first.micro_batch)
     assert corrected.render().count("note: verified by a measured step") == 1
 
 
