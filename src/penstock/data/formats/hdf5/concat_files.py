@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED
+from penstock.data.formats.array_columns import RAGGED, translate_errors
 from penstock.data.formats.hdf5.writer import append
 from penstock.data.optional import need
 
@@ -31,19 +31,14 @@ def concat_files(parts: Sequence[str], path: str) -> None:
         SourceError: a part cannot be read, is of another schema, or the file cannot be written.
     """
     h5py = need("h5py", "hdf5")
-    try:
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(h5py.File(part, "r")) for part in parts]
-            whole = opened.enter_context(h5py.File(path, "w"))
-            names = [_datasets(file) for file in files]
-            if any(one != names[0] for one in names):
-                raise SourceError(f"{path}: the parts have different fields: {names}")
-            for name in names[0]:
-                _join(whole, [file[name] for file in files])
-    except SourceError:
-        raise
-    except LIBRARY_ERRORS as error:
-        raise SourceError(f"{path} cannot be made of its {len(parts)} parts: {error}") from error
+    with translate_errors(f"{path} cannot be made of its {len(parts)} parts"), contextlib.ExitStack() as opened:
+        files = [opened.enter_context(h5py.File(part, "r")) for part in parts]
+        whole = opened.enter_context(h5py.File(path, "w"))
+        names = [_datasets(file) for file in files]
+        if any(one != names[0] for one in names):
+            raise SourceError(f"{path}: the parts have different fields: {names}")
+        for name in names[0]:
+            _join(whole, [file[name] for file in files])
 
 
 def _datasets(file: Any) -> list[str]:

@@ -14,7 +14,7 @@ import os
 from functools import partial
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import LIBRARY_ERRORS
+from penstock.data.formats.array_columns import translate_errors
 from penstock.data.formats.column_source import ColumnSource, FileColumns
 from penstock.data.formats.hdf5.fields import read_columns
 from penstock.data.formats.hdf5.file import HDF5File
@@ -79,15 +79,11 @@ def _open_file(info: FileColumns) -> HDF5File:
 
 def _probe_file(path: str, fields: Selection, group: str, max_nbytes: int, external: bool) -> FileColumns:
     h5py = need("h5py", "hdf5")
-    try:
+    with translate_errors(f"{path} cannot be read as HDF5"):
         nbytes = os.stat(path).st_size
         with h5py.File(path, "r") as file:
             if not isinstance(file.get(group), h5py.Group):
                 raise SourceError(f"{path} has no group {group!r}")
             probed = ProbedFile(path=path, nbytes=nbytes, group=group, max_nbytes=max_nbytes, external=external)
             columns = select_columns(file[group], fields, partial(read_columns, file=probed), external=external)
-    except SourceError:
-        raise
-    except LIBRARY_ERRORS as error:
-        raise SourceError(f"{path} cannot be read as HDF5: {error}") from error
     return FileColumns(path=path, nbytes=nbytes, columns=columns)
