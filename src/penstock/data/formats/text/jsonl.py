@@ -28,7 +28,6 @@ import binascii
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -44,6 +43,7 @@ from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitt
 from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_writer import SequentialWriter
+from penstock.data.storage.sequential_writer import concat_files as concat_files
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
@@ -355,11 +355,3 @@ def why_unsupported(schema: Schema) -> str:
         if field.dtype and field.dtype not in DTYPES:
             return f"field {name!r} is {field.words()}, and JSONL has no {field.dtype}"
     return ""
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of several that JsonLinesWriter made, in their order."""
-    with open(path, "wb") as whole:
-        for part in parts:
-            with open(part, "rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)

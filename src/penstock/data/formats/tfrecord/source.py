@@ -6,7 +6,6 @@ package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +41,7 @@ from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
+from penstock.data.storage.sequential_writer import concat_files as concat_files
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
@@ -297,11 +297,3 @@ class TFRecordWriter:
     def close(self) -> None:
         """Finish the file."""
         self._file.close()
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of several, in their order: TFRecord files one after another are one."""
-    with open(path, "wb") as whole:
-        for part in parts:
-            with open(part, "rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)
