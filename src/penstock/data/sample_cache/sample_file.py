@@ -21,11 +21,12 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _MAGIC = b"penstock samples"
 _VERSION = 2
@@ -76,7 +77,7 @@ class SampleFile:
     def forget(self) -> None:
         """Open the file anew when it is needed: in a forked process, whose parent has the lock of the old one."""
         self._lock = threading.Lock()
-        self._opened: _Opened | None = None
+        self._opened: OwnedDescriptor | None = None
 
     # ── page 0 ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,23 +210,8 @@ class SampleFile:
             with self._lock:
                 opened = self._opened
                 if opened is None:
-                    opened = self._opened = _Opened(self._reopen())
-        return opened.fd
-
-
-class _Opened:
-    """A descriptor that is closed with its object."""
-
-    __slots__ = ("__weakref__", "fd")
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        weakref.finalize(self, _close, fd)
-
-
-def _close(fd: int) -> None:
-    with suppress(OSError):
-        os.close(fd)
+                    opened = self._opened = OwnedDescriptor(self._reopen())
+        return opened.number
 
 
 def _with_crc(content: bytes, place: int = 0) -> bytes:

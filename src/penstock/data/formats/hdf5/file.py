@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,9 @@ import numpy as np
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.formats.array_columns import LIBRARY_ERRORS
 from penstock.data.optional import need
+from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _READS_RANGES = hasattr(os, "preadv")  # not on Windows
-
-
-class _Opened:
-    """A descriptor, closed with the last reference: a thread may read by it while another one lets go of it."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)
 
 
 class HDF5File:
@@ -37,7 +29,7 @@ class HDF5File:
         self.path = path
         self.nbytes = nbytes
         self._lock = threading.Lock()
-        self._opened: _Opened | None = None
+        self._opened: OwnedDescriptor | None = None
         """What is read by until there is a map, which has a descriptor of its own."""
         self._map: mmap.mmap | None = None
         self._library: Any = None
@@ -78,12 +70,12 @@ class HDF5File:
         try:
             opened = self._opened
             if opened is None:
-                opened = self._opened = _Opened(self.path)
-            self._check_size(os.fstat(opened.descriptor).st_size)
+                opened = self._opened = OwnedDescriptor(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+            self._check_size(os.fstat(opened.number).st_size)
             while left.nbytes:
-                count = os.preadv(opened.descriptor, [left], offset)
+                count = os.preadv(opened.number, [left], offset)
                 if not count:
-                    self._check_size(os.fstat(opened.descriptor).st_size)
+                    self._check_size(os.fstat(opened.number).st_size)
                 left, offset = left[count:], offset + count
         except OSError as error:
             raise SourceError(f"{self.path} cannot be read: {error}") from error
