@@ -122,10 +122,7 @@ class SampleFile:
 
     def entry(self, place: int) -> Entry | None:
         """Return where a sample is; None while it is nowhere."""
-        return self._entry(self._descriptor(), place)
-
-    def _entry(self, fd: int, place: int) -> Entry | None:
-        found = os.pread(fd, _ENTRY_NBYTES, self._entry_at(place))
+        found = os.pread(self._descriptor(), _ENTRY_NBYTES, self._entry_at(place))
         if found != _with_crc(found[: _ENTRY.size], place):
             return None
         offset, nbytes, crc = _ENTRY.unpack_from(found)
@@ -173,7 +170,7 @@ class SampleFile:
             end = self._read_end(fd)
             if end + nbytes > self._content_at + self.limit_nbytes:
                 return False
-            if self._entry(fd, place) != instead_of:
+            if self.entry(place) != instead_of:
                 return True
             self._write_end(fd, end + nbytes)
         at, stop = self._base + end, self._base + end + nbytes
