@@ -277,7 +277,7 @@ def _column(name: str, leaf: Leaf, batch: Any) -> Column:
 
 
 def resolve_fields(
-    paths: Sequence[str], schemas: Sequence[Any], fields: Selection, objects: Sequence[str] = ()
+    paths: Sequence[str], schemas: Sequence[Any], fields: Selection, objects: Sequence[str]
 ) -> list[dict[str, Leaf]]:
     """Return what reads the fields of each file, by their names in samples, in units that hold those of all files.
 

@@ -27,9 +27,6 @@ from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
-MOST_NBYTES = 1 << 30
-"""The largest sample that is read by default."""
-
 _LINK = (
     "its member {!r} is a link to {!r}, and has no data; make the archive with --dereference --hard-dereference, or "
     "choose other members with fields="
@@ -44,7 +41,7 @@ def open_files(
     *,
     decode: Decode = True,
     parse_json: bool = False,
-    max_record_nbytes: int = MOST_NBYTES,
+    max_record_nbytes: int = 1 << 30,
 ) -> TarStream:
     """Open tar shards.
 

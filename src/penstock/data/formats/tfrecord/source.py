@@ -45,9 +45,6 @@ from penstock.data.storage.sequential_writer import concat_files as concat_files
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
-MOST_NBYTES = 1 << 30
-"""The longest record that is read by default."""
-
 
 def open_files(
     paths: list[str],
@@ -60,7 +57,7 @@ def open_files(
     raw: bool = False,
     text: Sequence[str] = (),
     arrays: Sequence[str] = (),
-    max_record_nbytes: int = MOST_NBYTES,
+    max_record_nbytes: int = 1 << 30,
 ) -> TFRecordStream | IndexedTFRecords:
     """Open TFRecord files.
 
