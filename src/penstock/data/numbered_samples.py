@@ -180,7 +180,7 @@ class NumberedSamples(Dataset[Any]):
         nothing for other sources.
         """
         if self.reads_batches:
-            return samples_ahead(self, indices, self._read_ready)
+            return samples_ahead(self, indices)
         if not self.reads_objects:
             return ObjectBatch([])
         places = range(len(self))
@@ -189,10 +189,6 @@ class NumberedSamples(Dataset[Any]):
         except TypeError:  # reading it raises what it raises without a batch
             known = []
         return ObjectBatch(self.object_requests(known))
-
-    def _read_ready(self, indices: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-        ready = self.ready(indices[(indices >= 0) & (indices < len(self))])
-        return ready, self.read_many(ready)
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
