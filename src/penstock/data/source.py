@@ -76,8 +76,8 @@ class Source(NumberedSamples):
         """
         if after not in ("decode", "map"):
             raise OptionError(f"samples are cached after 'decode' or 'map', not after {after!r}")
-        options = {"where": where, "limit": limit, "path": path, "distributed": distributed}
-        return self._cached(partial(_open_cached, **options), is_before_map=after == "decode")
+        options: dict[str, Any] = {"where": where, "limit": limit, "path": path, "distributed": distributed}
+        return self._cached(partial(open_cached, **options), is_before_map=after == "decode")
 
     def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
         if self.epoch is not None:
@@ -310,14 +310,4 @@ def cached(
     """
     if isinstance(dataset, Source):
         return dataset.cached(where, limit=limit, path=path, distributed=distributed)
-    return _open_cached(dataset, where=where, limit=limit, path=path, distributed=distributed)
-
-
-def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
-    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
-    if has_state and not isinstance(dataset, Source):  # a source has one for those who iterate it
-        raise OptionError(
-            f"{type(dataset).__qualname__} has a state (state_dict), which a sample that is read from a cache would "
-            "not move on; cache a dataset without one inside of it"
-        )
-    return open_cached(dataset, **options)
+    return open_cached(dataset, where=where, limit=limit, path=path, distributed=distributed)
