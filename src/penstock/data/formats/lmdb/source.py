@@ -91,7 +91,7 @@ class _File:
         problem = find_problem(self.path) if check else ""
         if problem:
             raise SourceError(f"{path} is damaged: {problem}")
-        self.environment: PerProcess[Environment] = PerProcess(partial(open_environment, self.path), _release)
+        self.environment: PerProcess[Environment] = PerProcess(partial(open_environment, self.path))
         environment = self.environment.get()
         self.nbytes = environment.nbytes
         with environment.reading(database, buffers=True) as reading:
@@ -144,10 +144,6 @@ class _File:
                         raise RecordError(self.path, -1, key, reason)
                 values = list(map(bytes, values))
             return keys, values
-
-
-def _release(_: Environment) -> None:
-    """It is closed when nobody has it any more: another source or thread may be reading."""
 
 
 class LMDBSource(Source):
