@@ -1,6 +1,6 @@
 """A file's size and version, ranges of its bytes, listings: of any remote filesystem of fsspec.
 
-All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated here: to `TransientError`
+All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated: to `TransientError`
 if a retry may succeed, to `SourceError` otherwise.
 """
 

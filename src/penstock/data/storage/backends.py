@@ -1,15 +1,13 @@
 """Clients of remote storage: a file's size and version, ranges of its bytes, listings.
 
     Http       the session of fsspec's HTTP filesystem
-    S3         the same, with requests that the client of s3fs signs: its own calls take four times the CPU time. Its
-               retries and those of botocore are off: they would multiply with ours
+    S3         the same, with requests that the client of s3fs signs, see `s3_backend`
     Hub        the same for hf://, with the listings of huggingface_hub's filesystem
     Azure      adlfs, as any other, and closed in its own loop
     Backend    any other filesystem of fsspec: `cat_file`, with the file's version compared after every range; object
                stores, which answer a request from one version of the object, without that for an object read whole
 
-All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated here: to `TransientError`
-if a retry may succeed, to `SourceError` otherwise.
+In which thread their methods run, and which errors they raise: `backend`.
 """
 
 from __future__ import annotations
