@@ -32,6 +32,9 @@ class NumberedSamples(Dataset[Any]):
     reads_batches = False
     """Whether `read_many` is faster than `read` for each: small samples, which are gathered."""
 
+    _paths: Sequence[str] = ()
+    """Of the files that samples are read from, where a format keeps them."""
+
     _start = 0
     _stop = 0
     _left: Iterator[Any] = iter(())
@@ -70,7 +73,7 @@ class NumberedSamples(Dataset[Any]):
 
     def read_paths(self) -> Sequence[str]:
         """Return the files and folders that samples are read from, by which a cache knows that they have changed."""
-        return [self.where]
+        return self._paths or [self.where]
 
     def ready(self, indices: np.ndarray) -> np.ndarray:
         """Return those samples for which `read_many` runs no library's code that a damaged file may crash.

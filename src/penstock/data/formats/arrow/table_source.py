@@ -143,10 +143,6 @@ class TableSource(Source):
         """Yield the record batches of a group of a file, with these columns at least, and what keeping each costs."""
         raise NotImplementedError
 
-    def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
-        return self._paths
-
     def path_of(self, index: int) -> str:
         """Return the path of the file that has a sample."""
         return self._paths[self._files.locate(self._parts.locate(index)[0])[0]]

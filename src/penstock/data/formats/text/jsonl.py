@@ -28,7 +28,7 @@ import binascii
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -138,10 +138,6 @@ class IndexedJsonLines(Source):
             return self._lines.sample(line)
         except ValueError as error:
             raise RecordError(self._paths[file], start, index, str(error)) from error
-
-    def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
-        return self._paths
 
     def close(self) -> None:
         """Close the files."""

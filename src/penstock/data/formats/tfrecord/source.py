@@ -254,10 +254,6 @@ class IndexedTFRecords(Source):
         except ValueError as error:
             raise RecordError(path, begin, number, str(error)) from error
 
-    def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
-        return self._paths
-
     def close(self) -> None:
         """Close the files."""
         self._files.close()
