@@ -96,11 +96,9 @@ def open_files(
 class ImageFolder(FolderSource):
     """The images of a folder. Made by `penstock.open`."""
 
-    storage: Storage
     size: tuple[int, int] | None
     resize: Resize
     max_pixels: int
-    max_record_nbytes: int
     device: torch.device | None
     _connections: PerProcess[event_loop.EventLoopThread] = field(
         default_factory=lambda: PerProcess(event_loop.acquire, event_loop.EventLoopThread.release), init=False
