@@ -253,14 +253,11 @@ class ImageFolderWriter:
         """Write an image."""
         if "encoded" in sample:
             data = bytes(sample["encoded"])
-            ending = suffix(data)
-            if not ending:
-                raise SourceError(
-                    f"{self._path}: sample {self._count} is no encoded image: it begins with {data[:8]!r}"
-                )
         else:
             data = encode(np.asarray(sample["image"]), self._format, self._quality)
-            ending = suffix(data)
+        ending = suffix(data)
+        if not ending:
+            raise SourceError(f"{self._path}: sample {self._count} is no encoded image: it begins with {data[:8]!r}")
         folder = self._path
         if self._has_labels:
             label = int(sample["label"])
