@@ -172,7 +172,6 @@ def _plain(number: Any) -> Any:
 
 
 def _means(lengths: Sequence[float | Sequence[int]], sizes: list[int]) -> list[Fraction]:
-    """Return the mean length of each source's samples."""
     _check_each("lengths", lengths, sizes)
     means = []
     for place, (one, size) in enumerate(zip(lengths, sizes, strict=True)):

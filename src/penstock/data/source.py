@@ -126,31 +126,25 @@ class _Derived(Source):
 
     @property
     def reads_objects(self) -> bool:
-        """Whether the source does."""
         source: object = self._source
         return isinstance(source, Source) and source.reads_objects
 
     @property
     def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether the source does."""
         source: object = self._source
         return isinstance(source, Source) and source.reads_batches
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
-        """Return the source's."""
         return self._source.object_requests([*self._own(indices)]) if self.reads_objects else []
 
     def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
-        """Return the source's."""
         return self._source.fetching(self._own(indices)) if self.reads_batches else super().fetching(indices)
 
     @property
     def chunk_starts(self) -> np.ndarray | None:
-        """The source's."""
         return self._source.chunk_starts
 
     def path_of(self, index: int) -> str:
-        """Return the source's, of the same sample."""
         source: object = self._source
         return next(map(source.path_of, self._own([index]))) if isinstance(source, Source) else self.where
 

@@ -315,7 +315,6 @@ class _SamplePass:
                 return sample
 
     def close(self) -> None:
-        """Close the shards that are open."""
         self.records.close()
 
 

@@ -101,7 +101,6 @@ class SampleFile:
                 self._write_end(fd, size)
 
     def _read_end(self, fd: int) -> int:
-        """Return where the content ends."""
         found = os.pread(fd, _END.size + _CRC.size, self._base + _END_AT)
         if len(found) < _END.size + _CRC.size or _with_crc(found[: _END.size]) != found:
             raise SourceError(f"{self.name} is damaged at byte {self._base + _END_AT}; remove the file")

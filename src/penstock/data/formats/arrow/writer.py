@@ -108,7 +108,6 @@ def _nbytes(value: Any) -> int:
 
 
 def _field(name: str, field: Field, layout: Layout) -> Any:
-    """Return the Arrow field of a field."""
     pa = need("pyarrow", "parquet")
     if field.kind == "text":
         return pa.field(name, pa.string())
@@ -131,7 +130,6 @@ def _field(name: str, field: Field, layout: Layout) -> Any:
 
 
 def _array(values: list[Any], field: Field, type: Any, layout: Layout) -> Any:
-    """Return Arrow's array of a field's values."""
     pa = need("pyarrow", "parquet")
     if field.kind in ("text", "bytes"):
         return pa.array(values, type)

@@ -244,7 +244,6 @@ class LMDBSource(Source):
 
 
 def _data_file(path: str, storage: Storage) -> str:
-    """Return the file that a path stands for."""
     local = storage.local(path)
     return os.path.join(local, "data.mdb") if os.path.isdir(local) else local
 

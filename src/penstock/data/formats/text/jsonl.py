@@ -197,7 +197,6 @@ class _LineParser:
         return {name: found[own] for name, own in self._chosen}
 
     def _flatten(self, members: dict[str, Any], before: str, into: Sample) -> None:
-        """Put an object's members into a sample."""
         for own, value in members.items():
             name = before + own if before else own
             if name in into:

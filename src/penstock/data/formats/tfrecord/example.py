@@ -57,7 +57,6 @@ _FIELDS = {
 
 @cache
 def _message(name: str) -> Any:
-    """Return the class of a message."""
     protos = need("google.protobuf.descriptor_pb2", "tfrecord")
     file = protos.FileDescriptorProto(name="penstock.proto", package="penstock", syntax="proto3")
     for own, fields in _FIELDS.items():
