@@ -7,6 +7,7 @@ package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -185,8 +186,7 @@ class TFRecordStream(Stream):
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
         """Yield every step-th record's sample; of the others nothing but the length is read."""
-        pieces = SequentialReader(self._storage, shard.name)
-        try:
+        with closing(SequentialReader(self._storage, shard.name)) as pieces:
             checksum = load_checksum() if self._check else None
             for found in read_frames(pieces, first, step, checksum, self._most):
                 if not isinstance(found, AlikeRecords):
@@ -196,8 +196,6 @@ class TFRecordStream(Stream):
                 else:
                     for at, record in enumerate(found.data):
                         yield self._sample(shard, *found.place(at), record)
-        finally:
-            pieces.close()
 
     def _sample(self, shard: Shard, number: int, offset: int, record: bytes | RecordError) -> Sample | RecordError:
         try:
