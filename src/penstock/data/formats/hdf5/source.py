@@ -53,21 +53,6 @@ def open_files(
         SourceError: a file is no HDF5 file, is broken, or its datasets cannot be fields; or their values lie in other
             files, without `external`.
         ExtraError: h5py is not installed.
-
-    Example:
-        >>> import tempfile
-        >>> import h5py
-        >>> import numpy as np
-        >>> fields = Selection.of({"x": "image", "y": "label"})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with h5py.File(f"{folder}/train.h5", "w") as file:
-        ...         file["image"] = np.zeros((10, 28, 28), np.uint8)
-        ...         file["label"] = np.arange(10)
-        ...     source = open_files([f"{folder}/train.h5"], storage=Storage(), fields=fields, errors="raise")
-        ...     x, y = source[7].values()
-        ...     source.close()
-        >>> x.shape, y
-        ((28, 28), np.int64(7))
     """
     found = [_probe_file(storage.local(path), fields, group, max_record_nbytes, external) for path in paths]
     return ColumnSource(found, _open_file, chunk_cache_nbytes)

@@ -56,17 +56,6 @@ class HDF5Writer(ColumnWriter):
     Raises:
         SourceError: HDF5 cannot hold such samples.
         OptionError: there is no such compression.
-
-    Example:
-        >>> import tempfile
-        >>> import h5py
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     writer = HDF5Writer(f"{folder}/a.h5", {"x": Field("array", "float32", (2,)), "name": Field("text")})
-        ...     writer.write({"x": np.ones(2, np.float32), "name": "one"})
-        ...     writer.close()
-        ...     with h5py.File(f"{folder}/a.h5") as file:
-        ...         file["x"][:].tolist(), file["name"].asstr()[0]
-        ([[1.0, 1.0]], 'one')
     """
 
     def __init__(
