@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.formats.array_columns import LIBRARY_ERRORS
+from penstock.data.formats.column_source import FileColumns
 from penstock.data.optional import need
 from penstock.data.storage.open_descriptors import OwnedDescriptor
 
@@ -21,13 +22,11 @@ class HDF5File:
     """A file that is opened when something is read, by any thread, and closed with the last reference to it.
 
     Args:
-        path: of a local file.
-        nbytes: its size when the source was opened.
+        info: its path, and its size when the source was opened.
     """
 
-    def __init__(self, path: str, nbytes: int) -> None:
-        self.path = path
-        self.nbytes = nbytes
+    def __init__(self, info: FileColumns) -> None:
+        self.path, self.nbytes = info.path, info.nbytes
         self._lock = threading.Lock()
         self._opened: OwnedDescriptor | None = None
         """What is read by until there is a map, which has a descriptor of its own."""

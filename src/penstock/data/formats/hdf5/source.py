@@ -55,11 +55,7 @@ def open_files(
         ExtraError: h5py is not installed.
     """
     found = [_probe_file(storage.local(path), fields, group, max_record_nbytes, external) for path in paths]
-    return ColumnSource(found, _open_file, chunk_cache_nbytes)
-
-
-def _open_file(info: FileColumns) -> HDF5File:
-    return HDF5File(info.path, info.nbytes)
+    return ColumnSource(found, HDF5File, chunk_cache_nbytes)
 
 
 def _probe_file(path: str, fields: Selection, group: str, max_nbytes: int, external: bool) -> FileColumns:
