@@ -21,11 +21,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     """Make one file of several that `HDF5Writer` made of samples of one schema, in their order.
 
     Chunks are copied packed while a part begins where a chunk does; parts of as many samples as a multiple of the rows
-    of a chunk do so.
-
-    Args:
-        parts: paths of the files.
-        path: of the new one; what is there is overwritten.
+    of a chunk do so. What is at `path` is overwritten.
 
     Raises:
         SourceError: a part cannot be read, is of another schema, or the file cannot be written.

@@ -53,11 +53,9 @@ class HDF5File:
         return found
 
     def read_into(self, target: np.ndarray, offset: int) -> None:
-        """Fill an array with the file's bytes: in order, a tenth faster than a copy of the map, page by page.
+        """Fill a contiguous array with the file's bytes from `offset` on, all of which are within the file.
 
-        Args:
-            target: contiguous.
-            offset: of its first byte; all are within the file.
+        In order, a tenth faster than a copy of the map, page by page.
 
         Raises:
             SourceError: the file is shorter or longer than it was, or cannot be read.
@@ -97,12 +95,7 @@ class HDF5File:
         return np.frombuffer(self.mapped(), np.uint8, nbytes, offset)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows of a dataset, read by the HDF5 library.
-
-        Args:
-            name: of the dataset.
-            start: the first row.
-            stop: the row after the last one; of the same chunk.
+        """Return rows `start` to `stop` of a dataset, all of one chunk, read by the HDF5 library.
 
         Raises:
             RecordError: it cannot.

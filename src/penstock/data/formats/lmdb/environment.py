@@ -32,9 +32,6 @@ _DATABASES = 64
 class Environment:
     """A file that this process has open.
 
-    Args:
-        path: the file.
-
     Raises:
         SourceError: it is no LMDB file, is truncated, or is open in this process by other code.
         ExtraError: the lmdb package is not installed.

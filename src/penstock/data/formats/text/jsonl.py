@@ -303,12 +303,7 @@ def _decode_base64(value: dict[str, Any]) -> Any:
 
 
 class JsonLinesWriter:
-    """Writes a new JSONL file; one packed by gzip where its name ends on .gz.
-
-    Args:
-        path: the file.
-        schema: of the samples.
-    """
+    """Writes a new JSONL file; one packed by gzip where its name ends on .gz."""
 
     def __init__(self, path: str, schema: Schema) -> None:
         self._path = path

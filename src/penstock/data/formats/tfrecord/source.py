@@ -263,10 +263,6 @@ class IndexedTFRecords(Source):
 class TFRecordWriter:
     """Writes samples as tf.train.Example; see `features` for how. The file is gzipped if its name ends on .gz.
 
-    Args:
-        path: the file.
-        schema: of the samples.
-
     Raises:
         SourceError: the schema is not supported, or the file cannot be made.
         ExtraError: google-crc32c is not installed.
