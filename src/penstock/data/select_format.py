@@ -23,12 +23,7 @@ _MAX_PROBED_FILES = 10_000
 def select_format(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], format: str | None, storage: Storage
 ) -> tuple[Format, list[str]]:
-    """Return the format of what a user passes as `path`, and the files and folders to open.
-
-    Args:
-        path: as for `penstock.open`.
-        format: its name; None guesses it from the first file.
-        storage: knows where they lie.
+    """Return the format of what a user passes as `path` and `format`, and the files and folders to open.
 
     Raises:
         SourceError: nothing is there, or nothing that has a known suffix.

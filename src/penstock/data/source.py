@@ -221,12 +221,7 @@ class Subset(_Derived):
 
 
 class Cached(_Derived):
-    """Another source's samples, each made once; `Source.cached` makes it.
-
-    Args:
-        source: makes the samples.
-        samples: keeps them.
-    """
+    """Another source's samples, each made once; `Source.cached` makes it."""
 
     reads_batches = False
 

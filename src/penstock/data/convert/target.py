@@ -133,10 +133,7 @@ class Target:
     def publish(self, folders: list[str], *, overwrite: bool, verify: bool) -> list[str]:
         """Rename the finished files in `partial_folder` to their final names; can be repeated after a kill.
 
-        Args:
-            folders: in which they are.
-            overwrite: replace what is there.
-            verify: read again what is there then, unless it was only renamed.
+        With `verify` what is there then is read again, unless it was only renamed.
         """
         names = self.names(len(folders))
         moves = [move for folder, name in zip(folders, names, strict=True) for move in self._moves(folder, name)]

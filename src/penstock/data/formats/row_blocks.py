@@ -26,12 +26,6 @@ Append = Callable[[Any, np.ndarray], None]
 class RowBlocks:
     """Collects rows of one shape and adds them to an array, a block at a time.
 
-    Args:
-        make: makes the array.
-        append: adds a block to it.
-        dtype: of the rows.
-        shape: of a row.
-
     >>> made = []
     >>> def append(array, block):
     ...     array.append(block.tolist())
@@ -113,14 +107,7 @@ class RaggedBlocks:
 
 
 class ObjectBlocks:
-    """Collects text or bytes.
-
-    Args:
-        make: makes the array.
-        append: adds a block to it, an array of objects.
-        dtype: of the array, as the format names it.
-        encode: makes what the array holds of a value.
-    """
+    """Collects text or bytes; `encode` makes what the array holds of a value, and `dtype` is as the format names it."""
 
     def __init__(self, make: Make, append: Append, dtype: Any, encode: Callable[[Any], Any]) -> None:
         self._make, self._append, self._dtype, self._encode = make, append, dtype, encode

@@ -141,10 +141,6 @@ class SampleCache:
         """Raise at the end if what was appended to the list was made with random numbers.
 
         A generator's state may have changed for another reason: a first import, another thread. So it is made again.
-
-        Args:
-            name: the sample's number, or those of several.
-            make: makes it again.
         """
         if self._counts.is_full:
             yield []

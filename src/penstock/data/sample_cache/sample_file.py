@@ -131,12 +131,7 @@ class SampleFile:
         return self._base + _TABLE_AT + _ENTRY_NBYTES * place
 
     def read(self, entry: Entry, *, is_checked: bool) -> np.ndarray | None:
-        """Return a sample's content (uint8), in memory of its own; None if it is damaged.
-
-        Args:
-            entry: of `entry`.
-            is_checked: whether to compare its CRC.
-        """
+        """Return a sample's content (uint8), in its own memory; None if it is damaged, by its CRC if `is_checked`."""
         offset, nbytes, crc = entry
         fd = self._descriptor()
         if nbytes > os.fstat(fd).st_size:  # it was cut off: take no memory for it

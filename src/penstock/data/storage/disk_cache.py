@@ -115,11 +115,8 @@ class DiskCache:
     def begin_copy(self, name: str, nbytes: int, *, while_reading: bool = False) -> PartialCopy | None:
         """Begin a copy; None if there is a complete one.
 
-        Args:
-            name: of the copy.
-            nbytes: its size.
-            while_reading: the copy is made while a stream reads the file, at the stream's pace. Nobody waits for such a
-                copy, and None is also returned when another process is making it.
+        With `while_reading` it is made while a stream reads the file, at the stream's pace. Nobody waits for such a
+        copy, and None is also returned when another process is making it.
         """
         if nbytes > self.nbytes:
             raise SourceError(

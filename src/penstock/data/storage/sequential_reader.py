@@ -31,10 +31,6 @@ class _SupportsRead(Protocol):
 class SequentialReader:
     """Reads one file from its beginning to its end. Used by one thread.
 
-    Args:
-        storage: opens it.
-        path: the file.
-
     Example:
         >>> import tempfile
         >>> with tempfile.NamedTemporaryFile() as file:

@@ -46,11 +46,7 @@ def why_unsupported(schema: Schema) -> str:
 class TableWriter:
     """Collects samples, and writes them in groups of about 8 MiB or 1024 rows.
 
-    Args:
-        path: of the file, for messages.
-        schema: of the samples.
-        layout: of arrays.
-        make_sink: makes pyarrow's writer of the format, given Arrow's schema.
+    `make_sink` makes pyarrow's writer of the format, given Arrow's schema.
 
     Raises:
         SourceError: samples of this schema cannot be written.

@@ -19,11 +19,7 @@ _READS_RANGES = hasattr(os, "preadv")  # not on Windows
 
 
 class HDF5File:
-    """A file that is opened when something is read, by any thread, and closed with the last reference to it.
-
-    Args:
-        info: its path, and its size when the source was opened.
-    """
+    """A file that is opened when something is read, by any thread, and closed with the last reference to it."""
 
     def __init__(self, info: FileColumns) -> None:
         self.path, self.nbytes = info.path, info.nbytes

@@ -121,14 +121,10 @@ class _File:
         return not self.count or (self.nbytes <= most and self.keys().is_in_order and not self.is_packed)
 
     def values(self, numbers: list[int], most: int) -> tuple[list[bytes], list[bytes]]:
-        """Return keys and their values, read in one transaction.
-
-        Args:
-            numbers: of the samples.
-            most: the most bytes that a value may have.
+        """Return the keys of some samples and their values, read in one transaction.
 
         Raises:
-            RecordError: a value is not there, or is too long.
+            RecordError: a value is not there, or has more than `most` bytes.
         """
         keys = self.keys().take(numbers)
         copies = self.nbytes <= most
