@@ -180,8 +180,11 @@ class LMDBSource(Source):
         keys, values = file.values(numbers, self._most)
         if file.is_packed:
             return [self._unpacked(file, key, value) for key, value in zip(keys, values, strict=True)]
-        samples = samples_of(["key", "value"], [keys, values])
-        return samples if self._fields.chosen is None else [self._fields.take(one, self.where) for one in samples]
+        columns = {"key": keys, "value": values}
+        if self._fields.chosen is None:
+            return samples_of([*columns], [*columns.values()])
+        names = self._fields.names(columns, self.where)
+        return samples_of([*names], [columns[own] for own in names.values()])
 
     def _unpacked(self, file: _File, key: bytes, value: bytes) -> Sample:
         try:
