@@ -19,14 +19,14 @@ class PerProcess(Generic[_Handle]):
 
     Args:
         make: opens it.
-        close: closes it.
+        close: closes it; None where it ends with the last reference to it.
 
     >>> opened = PerProcess(lambda: [os.getpid()], lambda handle: handle.clear())
     >>> opened.get() == [os.getpid()]
     True
     """
 
-    def __init__(self, make: Callable[[], _Handle], close: Callable[[_Handle], None]) -> None:
+    def __init__(self, make: Callable[[], _Handle], close: Callable[[_Handle], None] | None = None) -> None:
         self._make = make
         self._close = close
         self._forget()
@@ -53,7 +53,7 @@ class PerProcess(Generic[_Handle]):
     def close(self) -> None:
         """Close this process's handle, if it is open."""
         handle, self._handle = self._handle, None
-        if handle is not None and self._pid == os.getpid():
+        if handle is not None and self._close is not None and self._pid == os.getpid():
             self._close(handle)
 
     def __del__(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import TransportError
@@ -67,6 +68,17 @@ class SharedBytes:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedBytes:
         return self
+
+
+def attached_or_new(make: Callable[..., Any], attach: Any, arguments: tuple[Any, ...], *values: Any) -> Any:
+    """Return `make(*values, memory)`, of what a `SharedBytes` has pickled as `attach` and `arguments`.
+
+    Without the memory where it is gone or on another machine: what is made then is nobody else's.
+    """
+    try:
+        return make(*values, attach(*arguments))
+    except TransportError:
+        return make(*values)
 
 
 def _close(segment: MemfdSegment | NamedSegment, owner: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.errors import OptionError
@@ -76,10 +75,12 @@ class Format:
         """Makes one file of several; None if each file has to be written from its first sample to its last."""
         return self.load().concat_files
 
-    @property
-    def why_unsupported(self) -> Callable[[Schema], str]:
-        """Returns why samples of a schema cannot be written. No format writes Python objects."""
-        return partial(_why_unsupported, self.load().why_unsupported)
+    def why_unsupported(self, schema: Schema) -> str:
+        """Return why samples of a schema cannot be written; "" if they can. No format writes Python objects."""
+        for name, one in schema.items():
+            if one.kind == "object":
+                return f"field {name!r} is {one.words()}, and only arrays, numbers, text and bytes are written"
+        return self.load().why_unsupported(schema)
 
     def check_options(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         """Check the names of options against the keyword-only arguments of `open_files` or `writer`.
@@ -95,13 +96,6 @@ class Format:
             if name not in known:
                 known_options = ", ".join(f"{one}=" for one in known) or "none"
                 raise OptionError(f"{self.name} has no option {name}=; it has {known_options} ({self.load.__module__})")
-
-
-def _why_unsupported(ask: Callable[[Schema], str], schema: Schema) -> str:
-    for name, one in schema.items():
-        if one.kind == "object":
-            return f"field {name!r} is {one.words()}, and only arrays, numbers, text and bytes are written"
-    return ask(schema)
 
 
 def _is_read_only(schema: Schema) -> str:

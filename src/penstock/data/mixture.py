@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.core.errors import OptionError, TransportError
-from penstock.core.shared_bytes import SharedBytes
+from penstock.core.errors import OptionError
+from penstock.core.shared_bytes import SharedBytes, attached_or_new
 from penstock.data.mixture_order import MixtureOrder, Stop
 from penstock.data.open import open as open_source
 from penstock.data.source import Source
@@ -172,7 +172,6 @@ def _plain(number: Any) -> Any:
 
 
 def _means(lengths: Sequence[float | Sequence[int]], sizes: list[int]) -> list[Fraction]:
-    """Return the mean length of each source's samples."""
     _check_each("lengths", lengths, sizes)
     means = []
     for place, (one, size) in enumerate(zip(lengths, sizes, strict=True)):
@@ -318,15 +317,7 @@ class _SharedNumber:
         self._cell[0] = value
 
     def __reduce__(self) -> Any:
-        attach, arguments = self._memory.__reduce__()
-        return _found, (attach, arguments, self.value)
+        return attached_or_new, (_SharedNumber, *self._memory.__reduce__(), self.value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SharedNumber:
         return _SharedNumber(self.value)
-
-
-def _found(attach: Any, arguments: tuple[Any, ...], value: int) -> _SharedNumber:
-    try:
-        return _SharedNumber(value, attach(*arguments))
-    except TransportError:  # on another machine, or from a file: nobody shares it
-        return _SharedNumber(value)

@@ -111,17 +111,11 @@ class _Block:
 
 
 class MixtureOrder:
-    """The order of a mixture.
+    """The order of a mixture; arguments are as for `penstock.mix`, but for these two.
 
     Args:
-        weights: of each source, positive.
         sizes: samples of each source, at least one.
-        seed: of the order.
-        stop: where an epoch ends; see `penstock.mix`.
-        length: of an epoch, if `stop` is "never".
-        shuffle: whether each pass over a source is in a random order.
         limits: samples of each source after which it has ended, by `stop`; as many as it has, without.
-        schedule: the weights from some positions of an epoch on; none of them all zero.
 
     Raises:
         OptionError: it would have no end.

@@ -32,6 +32,9 @@ class NumberedSamples(Dataset[Any]):
     reads_batches = False
     """Whether `read_many` is faster than `read` for each: small samples, which are gathered."""
 
+    _paths: Sequence[str] = ()
+    """Of the files that samples are read from, where a format keeps them."""
+
     _start = 0
     _stop = 0
     _left: Iterator[Any] = iter(())
@@ -70,7 +73,7 @@ class NumberedSamples(Dataset[Any]):
 
     def read_paths(self) -> Sequence[str]:
         """Return the files and folders that samples are read from, by which a cache knows that they have changed."""
-        return [self.where]
+        return self._paths or [self.where]
 
     def ready(self, indices: np.ndarray) -> np.ndarray:
         """Return those samples for which `read_many` runs no library's code that a damaged file may crash.
@@ -180,7 +183,7 @@ class NumberedSamples(Dataset[Any]):
         nothing for other sources.
         """
         if self.reads_batches:
-            return samples_ahead(self, indices, self._read_ready)
+            return samples_ahead(self, indices)
         if not self.reads_objects:
             return ObjectBatch([])
         places = range(len(self))
@@ -189,10 +192,6 @@ class NumberedSamples(Dataset[Any]):
         except TypeError:  # reading it raises what it raises without a batch
             known = []
         return ObjectBatch(self.object_requests(known))
-
-    def _read_ready(self, indices: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-        ready = self.ready(indices[(indices >= 0) & (indices < len(self))])
-        return ready, self.read_many(ready)
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:

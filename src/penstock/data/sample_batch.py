@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,22 +27,14 @@ entered = _Entered()
 
 
 @contextlib.contextmanager
-def samples_ahead(
-    source: object, indices: Iterable[Any], read: Callable[[np.ndarray], tuple[np.ndarray, list[Any]]]
-) -> Iterator[None]:
-    """Read the samples of a batch at once when it is entered; see the module.
-
-    Args:
-        source: whose they are.
-        indices: of the samples.
-        read: given indices, returns those that it has read, and their samples.
-    """
+def samples_ahead(source: Any, indices: Iterable[Any]) -> Iterator[None]:
+    """Read the samples of a batch that a source has ready at once when it is entered; see the module."""
     outer, samples = (entered.source, entered.samples), dict[Any, Any]()
     known = plain_indices(indices)
     if known is not None:
         with contextlib.suppress(SourceError):  # raised again by the sample that it belongs to
-            ready, found = read(known)
-            samples = dict(zip(ready.tolist(), found, strict=True))
+            ready = source.ready(known[(known >= 0) & (known < len(source))])
+            samples = dict(zip(ready.tolist(), source.read_many(ready), strict=True))
     entered.source, entered.samples = source, samples
     try:
         yield

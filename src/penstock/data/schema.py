@@ -232,9 +232,3 @@ class Selection:
             if name not in known:
                 raise SourceError(f"{where} has no field {name!r}; it has {', '.join(map(repr, known)) or 'none'}")
         return dict(self.chosen)
-
-    def take(self, sample: Mapping[str, Any], where: str = "the source") -> Sample:
-        """Return a sample with the chosen fields only."""
-        if self.chosen is None:
-            return dict(sample)
-        return {name: sample[own] for name, own in self.names(sample, where).items()}

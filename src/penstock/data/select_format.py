@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.core.errors import SourceError
@@ -14,7 +14,7 @@ from penstock.data import format_registry
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.formats.arrow import ARROW
-from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.storage.storage import Storage, is_remote, walk_files
 
 _MAX_PROBED_FILES = 10_000
 """Of a local folder whose format is guessed."""
@@ -23,12 +23,7 @@ _MAX_PROBED_FILES = 10_000
 def select_format(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], format: str | None, storage: Storage
 ) -> tuple[Format, list[str]]:
-    """Return the format of what a user passes as `path`, and the files and folders to open.
-
-    Args:
-        path: as for `penstock.open`.
-        format: its name; None guesses it from the first file.
-        storage: knows where they lie.
+    """Return the format of what a user passes as `path` and `format`, and the files and folders to open.
 
     Raises:
         SourceError: nothing is there, or nothing that has a known suffix.
@@ -63,21 +58,11 @@ def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
     if not is_folder:
         known = ", ".join(suffix for one in format_registry.FORMATS for suffix in one.suffixes)
         raise SourceError(f"{path} has no known suffix ({known}); pass format=")
-    files = storage.list(path) if is_remote(path) else [*itertools.islice(_walk(path), _MAX_PROBED_FILES)]
+    files = storage.list(path) if is_remote(path) else [*itertools.islice(walk_files(path), _MAX_PROBED_FILES)]
     for one in format_registry.FORMATS:
         if _is_marked(path, files, one):
             return one, [path]
     return _most_common_format(path, files, storage)
-
-
-def list_files(format: Format, paths: list[str], storage: Storage) -> list[str]:
-    """Return the files of the paths that a format opens, and of those that are folders all files in them."""
-    files = []
-    for path in paths:
-        may_be_folder = format.reads_folders and (path.endswith("/") or format_of_path(path) is None)
-        is_folder = may_be_folder if is_remote(path) else os.path.isdir(path)
-        files += storage.list(path) if is_folder else [path]
-    return files
 
 
 def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[Format, list[str]]:
@@ -159,9 +144,3 @@ def _data_sets(path: str, files: list[str]) -> list[str]:
         if folder is not None or os.path.basename(file) not in without_data:
             entries[folder or file] = None
     return list(entries)
-
-
-def _walk(path: str) -> Iterator[str]:
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(folder, name) for name in sorted(names) if not name.startswith("."))

@@ -76,8 +76,8 @@ class Source(NumberedSamples):
         """
         if after not in ("decode", "map"):
             raise OptionError(f"samples are cached after 'decode' or 'map', not after {after!r}")
-        options = {"where": where, "limit": limit, "path": path, "distributed": distributed}
-        return self._cached(partial(_open_cached, **options), is_before_map=after == "decode")
+        options: dict[str, Any] = {"where": where, "limit": limit, "path": path, "distributed": distributed}
+        return self._cached(partial(open_cached, **options), is_before_map=after == "decode")
 
     def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
         if self.epoch is not None:
@@ -126,31 +126,25 @@ class _Derived(Source):
 
     @property
     def reads_objects(self) -> bool:
-        """Whether the source does."""
         source: object = self._source
         return isinstance(source, Source) and source.reads_objects
 
     @property
     def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether the source does."""
         source: object = self._source
         return isinstance(source, Source) and source.reads_batches
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
-        """Return the source's."""
         return self._source.object_requests([*self._own(indices)]) if self.reads_objects else []
 
     def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
-        """Return the source's."""
         return self._source.fetching(self._own(indices)) if self.reads_batches else super().fetching(indices)
 
     @property
     def chunk_starts(self) -> np.ndarray | None:
-        """The source's."""
         return self._source.chunk_starts
 
     def path_of(self, index: int) -> str:
-        """Return the source's, of the same sample."""
         source: object = self._source
         return next(map(source.path_of, self._own([index]))) if isinstance(source, Source) else self.where
 
@@ -227,12 +221,7 @@ class Subset(_Derived):
 
 
 class Cached(_Derived):
-    """Another source's samples, each made once; `Source.cached` makes it.
-
-    Args:
-        source: makes the samples.
-        samples: keeps them.
-    """
+    """Another source's samples, each made once; `Source.cached` makes it."""
 
     reads_batches = False
 
@@ -310,14 +299,4 @@ def cached(
     """
     if isinstance(dataset, Source):
         return dataset.cached(where, limit=limit, path=path, distributed=distributed)
-    return _open_cached(dataset, where=where, limit=limit, path=path, distributed=distributed)
-
-
-def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
-    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
-    if has_state and not isinstance(dataset, Source):  # a source has one for those who iterate it
-        raise OptionError(
-            f"{type(dataset).__qualname__} has a state (state_dict), which a sample that is read from a cache would "
-            "not move on; cache a dataset without one inside of it"
-        )
-    return open_cached(dataset, **options)
+    return open_cached(dataset, where=where, limit=limit, path=path, distributed=distributed)

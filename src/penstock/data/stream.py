@@ -219,13 +219,7 @@ class Stream(IterableDataset[Any]):
     ) -> dict[str, Any]:
         """Return the state in which a worker of a rank begins a pass.
 
-        Args:
-            epoch: of the pass.
-            base_seed: of the loader's workers; a shuffled stream without a seed derives its order from it.
-            rank: among `ranks`.
-            ranks: how many there are.
-            worker: among `workers`.
-            workers: how many each rank has.
+        A shuffled stream without a seed derives its order from `base_seed`, that of the loader's workers.
         """
         seed = base_seed if self.draws_order else self.order.seed or 0
         spec = PassSpec(seed=seed, epoch=epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
@@ -315,7 +309,6 @@ class _SamplePass:
                 return sample
 
     def close(self) -> None:
-        """Close the shards that are open."""
         self.records.close()
 
 

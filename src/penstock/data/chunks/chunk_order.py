@@ -30,15 +30,9 @@ _FOR_EVER = np.iinfo(np.int64).max
 
 
 class ChunkOrder:
-    """The indices of a pass.
+    """The indices of a pass; the arguments are those of `ChunkShuffle`.
 
-    Args:
-        starts: where each chunk begins, and at the end the number of samples, int64[chunks + 1].
-        batch_size: of the batches that will be cut from this order.
-        lanes: how many workers get the batches, round-robin.
-        window: chunks whose samples are shuffled together.
-        seed: of the order.
-        epoch: of the order; those of two epochs have nothing to do with each other.
+    The orders of two epochs have nothing to do with each other.
 
     >>> order = ChunkOrder(np.array([0, 4, 8]), batch_size=2, lanes=1, window=1, seed=0, epoch=0)
     >>> sorted(order.at(np.arange(8)).tolist()), {int(index) // 4 for index in order.at(np.arange(4))} in ({0}, {1})

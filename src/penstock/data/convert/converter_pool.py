@@ -66,11 +66,7 @@ class ConverterPool:
         self._context = TaskContext(report)
 
     def run(self, action: str, calls: Sequence[Call[T]]) -> list[T]:
-        """Return what the calls return, in their order.
-
-        Args:
-            action: what they do, for error messages.
-            calls: each is given a worker's context.
+        """Return what the calls return, in their order; `action` is what they do, for error messages.
 
         Raises:
             WorkerError: a worker has died.

@@ -32,9 +32,9 @@ class ProgressCounter:
         self._nbytes = 0
         self(0, 0)
 
-    def begin_stage(self, stage: Stage, total: int | None, samples: int = 0) -> None:
-        """Begin a stage, of whose `total` samples `samples` are processed already."""
-        self._stage, self._total, self._samples, self._nbytes = stage, total, samples, 0
+    def begin_stage(self, stage: Stage, total: int | None) -> None:
+        """Begin a stage, of `total` samples."""
+        self._stage, self._total, self._samples, self._nbytes = stage, total, 0, 0
         self(0, 0)
 
     def __call__(self, samples: int, nbytes: int) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.data.convert.target import Target, clear_partial_folder
+from penstock.data.convert.target import SIX_DIGITS, Target, clear_partial_folder
 from penstock.data.storage import remote_file
 from penstock.data.storage.disk_cache import user_folder
 from penstock.data.storage.remote_errors import redact_url
@@ -58,8 +58,7 @@ class RemoteTarget(Target):
     def existing_files(self) -> list[str]:
         """Return those of its objects that exist."""
         if self.is_numbered:
-            found = remote_file.each([self._numbered("*")], Retries(), lambda backend, url: backend.glob(url))[0]
-            return [name for name in found if self._has_number(name)]
+            return remote_file.each([self._numbered(SIX_DIGITS)], Retries(), lambda backend, url: backend.glob(url))[0]
         names = self.names(1)
         exist = remote_file.each(names, Retries(), lambda backend, url: backend.exists(url))
         return [name for name, exists in zip(names, exist, strict=True) if exists]

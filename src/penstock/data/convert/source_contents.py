@@ -123,7 +123,6 @@ def _scan_ranges(counts: tuple[int, ...] | None, shards: int, workers: int) -> l
 
 
 def _estimate_nbytes(reader: RecordReader, schema: Schema, counts: tuple[int, ...]) -> int:
-    """Return about how many bytes all samples have."""
     total = sum(counts)
     if all(field.nbytes() or field.kind == "number" for field in schema.values()):
         return total * sum(field.nbytes() or np.dtype(field.dtype).itemsize for field in schema.values())
@@ -174,7 +173,6 @@ def scan_range(
 
 
 def _schema_of(sample: Sample, where: str) -> Schema:
-    """Return a sample's schema."""
     schema = {}
     for name, value in sample.items():
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from penstock.data.storage.storage import expand_braces, strip_file_scheme
 
 STATE_NAME = "state.json"
 """In the folder of an unfinished conversion: how far it is."""
+SIX_DIGITS = "[0-9]" * 6
+"""Matches the number in a name."""
 RECORD_NAME = "written.json"
 """In the folder of a complete file or segment, beside its data: what was written."""
 
@@ -101,16 +102,12 @@ class Target:
     def _numbered(self, number: str) -> str:
         return f"{self.path[: len(self.path) - len(self.suffix)]}-{number}{self.suffix}"
 
-    def _has_number(self, name: str) -> bool:
-        before, after = map(re.escape, self._numbered("*").rsplit("*", 1))
-        return re.fullmatch(rf"{before}\d{{6}}{after}", name) is not None
-
     def existing_files(self) -> list[str]:
         """Return those of its files that exist, including ones with higher numbers than this conversion writes."""
         if not self.is_numbered:
             return [name for name in expand_braces(self.path) if os.path.lexists(name)]
         before, after = map(glob.escape, self._numbered("*").rsplit("*", 1))
-        return sorted(name for name in glob.glob(f"{before}*{after}") if self._has_number(name))
+        return sorted(glob.glob(f"{before}{SIX_DIGITS}{after}"))
 
     def check_absent(self, *, overwrite: bool) -> None:
         """Check that nothing is at the target's paths that may not be replaced."""
@@ -136,10 +133,7 @@ class Target:
     def publish(self, folders: list[str], *, overwrite: bool, verify: bool) -> list[str]:
         """Rename the finished files in `partial_folder` to their final names; can be repeated after a kill.
 
-        Args:
-            folders: in which they are.
-            overwrite: replace what is there.
-            verify: read again what is there then, unless it was only renamed.
+        With `verify` what is there then is read again, unless it was only renamed.
         """
         names = self.names(len(folders))
         moves = [move for folder, name in zip(folders, names, strict=True) for move in self._moves(folder, name)]

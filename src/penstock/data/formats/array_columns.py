@@ -38,6 +38,17 @@ LIBRARY_ERRORS = (
 """What h5py and the zarr package raise for data that are broken, use features that they lack, or cannot be written."""
 
 
+@contextmanager
+def translate_errors(what: str) -> Iterator[None]:
+    """Raise SourceError, of what went wrong, for whatever h5py and the zarr package raise."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except LIBRARY_ERRORS as error:
+        raise SourceError(f"{what}: {error}") from error
+
+
 OpenRows = Callable[[Any, Any, Any], ChunkedRows]
 """Returns what reads the rows of an array, given its layout, the file as a process has it open, and a cache."""
 
@@ -110,17 +121,9 @@ class ColumnWriter:
         if reason:
             raise SourceError(f"{path}: {reason}")
         self._path = path
+        self._translate_errors = partial(translate_errors, f"{path} cannot be written")
         self._schema = dict(schema)
         self._columns: dict[str, Any] = {}
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except SourceError:
-            raise
-        except LIBRARY_ERRORS as error:
-            raise SourceError(f"{self._path} cannot be written: {error}") from error
 
     def write(self, sample: Sample) -> None:
         """Add a sample."""

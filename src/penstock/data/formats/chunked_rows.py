@@ -98,13 +98,9 @@ class ChunkedRows:
 
 
 class Values:
-    """Gives the values of one field of one file, in any thread.
+    """Gives the values of one field of one file, in any thread: `decode` makes them of rows.
 
-    Args:
-        rows: of the array that holds them.
-        decode: makes values of rows; raises ValueError if one is broken.
-        path: of the file, for messages.
-        name: of the array there.
+    It raises ValueError if one is broken; the file's path and the array's name are for messages.
     """
 
     def __init__(

@@ -108,13 +108,7 @@ class FileColumns:
 
 
 class OpenFiles:
-    """The files that one process has open: those used last, as each takes a descriptor or two.
-
-    Args:
-        files: all of them.
-        open_file: opens one. It is closed when nothing refers to it.
-        cache_nbytes: the most that unpacked chunks of one field take.
-    """
+    """The files of a `ColumnSource` that one process has open: those used last, as each takes a descriptor or two."""
 
     def __init__(
         self, files: Sequence[FileColumns], open_file: Callable[[FileColumns], Any], cache_nbytes: int

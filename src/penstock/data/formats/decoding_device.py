@@ -25,11 +25,7 @@ from penstock.core.errors import ExtraError, OptionError
 
 
 def decoding_device(device: str | int | torch.device, module: str) -> torch.device | None:
-    """Return the GPU that `device=` of a source names; None for the host.
-
-    Args:
-        device: "cpu", "cuda", "cuda:1" ...
-        module: what decodes there, which has to be installed.
+    """Return the GPU that `device=` of a source names, where `module` decodes; None for the host.
 
     Raises:
         OptionError: it is something else, or torch sees no GPU.

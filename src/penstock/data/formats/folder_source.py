@@ -16,6 +16,7 @@ from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.source import Source
+from penstock.data.storage.storage import Storage
 
 _THREADS = 8
 _Found = TypeVar("_Found")
@@ -68,6 +69,9 @@ class FolderSource(Source):
     files: ClassFolders
     chosen: dict[str, str]
     """{name in the sample: field}."""
+    storage: Storage
+    max_record_nbytes: int
+    """Of what is read of one file."""
     clips: ConcatIndex | None = None
     """Of each file; None where a file is a sample."""
 

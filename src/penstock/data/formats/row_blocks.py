@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 _CHUNK_NBYTES = 1 << 20
 _MAX_OBJECTS = 4096
 
-Make = Callable[[tuple[int, ...], tuple[int, ...], np.dtype[Any]], Any]
+Make = Callable[[tuple[int, ...], tuple[int, ...], Any], Any]
 """Makes an empty array, given the shape of a row, the shape of a chunk and the dtype."""
 
 Append = Callable[[Any, np.ndarray], None]
@@ -24,12 +25,6 @@ Append = Callable[[Any, np.ndarray], None]
 
 class RowBlocks:
     """Collects rows of one shape and adds them to an array, a block at a time.
-
-    Args:
-        make: makes the array.
-        append: adds a block to it.
-        dtype: of the rows.
-        shape: of a row.
 
     >>> made = []
     >>> def append(array, block):
@@ -84,17 +79,17 @@ class RaggedBlocks:
     """Collects arrays whose shapes differ.
 
     Args:
-        make: gives, for one of the names values, offsets and shapes, what makes that array.
+        make: makes an array, given its name (values, offsets or shapes), and the rest as `Make`.
         append: adds a block to an array.
         dtype: of the elements.
         dimensions: of each array.
     """
 
-    def __init__(self, make: Callable[[str], Make], append: Append, dtype: np.dtype[Any], dimensions: int) -> None:
+    def __init__(self, make: Callable[..., Any], append: Append, dtype: np.dtype[Any], dimensions: int) -> None:
         whole = np.dtype(np.int64)
-        self._values = RowBlocks(make("values"), append, dtype, ())
-        self._offsets = RowBlocks(make("offsets"), append, whole, ())
-        self._shapes = RowBlocks(make("shapes"), append, whole, (dimensions,))
+        self._values = RowBlocks(partial(make, "values"), append, dtype, ())
+        self._offsets = RowBlocks(partial(make, "offsets"), append, whole, ())
+        self._shapes = RowBlocks(partial(make, "shapes"), append, whole, (dimensions,))
         self._total = 0
 
     def add(self, value: np.ndarray | bytes) -> None:
@@ -112,16 +107,10 @@ class RaggedBlocks:
 
 
 class ObjectBlocks:
-    """Collects text or bytes.
+    """Collects text or bytes; `encode` makes what the array holds of a value, and `dtype` is as the format names it."""
 
-    Args:
-        make: makes an array, given the rows of a chunk.
-        append: adds a block to it, an array of objects.
-        encode: makes what the array holds of a value.
-    """
-
-    def __init__(self, make: Callable[[int], Any], append: Append, encode: Callable[[Any], Any]) -> None:
-        self._make, self._append, self._encode = make, append, encode
+    def __init__(self, make: Make, append: Append, dtype: Any, encode: Callable[[Any], Any]) -> None:
+        self._make, self._append, self._dtype, self._encode = make, append, dtype, encode
         self._array: Any = None
         self._held: list[Any] = []
         self._held_nbytes = 0
@@ -136,7 +125,7 @@ class ObjectBlocks:
     def finish(self) -> None:
         """Add what is left; an array without rows is made too."""
         if self._array is None:
-            self._array = self._make(max(1, len(self._held)))
+            self._array = self._make((), (max(1, len(self._held)),), self._dtype)
         block = np.empty(len(self._held), object)
         for number, value in enumerate(self._held):  # all at once, arrays of one length would become one
             block[number] = value

@@ -88,11 +88,6 @@ def to_bytes(field: Field, value: Any) -> bytes:
 def from_bytes(field: Field, data: Any, shape: tuple[Any, ...] = ()) -> Any:
     r"""Return the value that `data` holds, a buffer; an array is a view of it.
 
-    Args:
-        field: its type.
-        data: all of its bytes.
-        shape: of this array.
-
     Raises:
         ValueError: it is no UTF-8, or does not have the bytes that the shape takes.
 

@@ -103,7 +103,7 @@ def _some_records(source: Source | Stream, min_count: int) -> Iterator[Sample | 
         count = len(source)
         wanted = min(count, max(min_count, _MAX_SAMPLES))
         numbers = [count * number // wanted for number in _spread(wanted)] if wanted else []
-        records: Iterator[Sample | RecordError] = (read_or_error(source, number) for number in numbers)
+        records = (read_or_error(source, number) for number in numbers)
     else:
         records = iter_in_order(source)
     for number, record in enumerate(records):
@@ -111,9 +111,7 @@ def _some_records(source: Source | Stream, min_count: int) -> Iterator[Sample | 
         yield record
         if number + 1 >= min_count and (number + 1 >= _MAX_SAMPLES or time.monotonic() - started > _MAX_SECONDS):
             break
-    close = getattr(records, "close", None)
-    if close is not None:
-        close()
+    records.close()
 
 
 def _spread(count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +50,7 @@ def measure_speeds(source: Source | Stream, seconds: float) -> list[ReadSpeed]:
     ]
 
 
-def iter_in_order(source: Source | Stream) -> Iterator[Sample | RecordError]:
+def iter_in_order(source: Source | Stream) -> Generator[Sample | RecordError, None, None]:
     """Yield all samples, and a RecordError in the place of one that is broken."""
     if isinstance(source, Source):
         yield from (read_or_error(source, index) for index in range(len(source)))

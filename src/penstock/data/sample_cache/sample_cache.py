@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.errors import OptionError, SourceError, TransportError
 from penstock.core.host import available_nbytes
 from penstock.core.random_states import OF_SAMPLES, draw_once, get_states, marks, names_of_drawn, set_states
-from penstock.core.shared_bytes import HEAD_NBYTES, SharedBytes
+from penstock.core.shared_bytes import HEAD_NBYTES, SharedBytes, attached_or_new
 from penstock.core.shared_segment import memfd_works
 from penstock.core.units import size_text, to_nbytes
 from penstock.data.sample_cache.sample_bytes import decode, encode, encode_parts
@@ -141,10 +141,6 @@ class SampleCache:
         """Raise at the end if what was appended to the list was made with random numbers.
 
         A generator's state may have changed for another reason: a first import, another thread. So it is made again.
-
-        Args:
-            name: the sample's number, or those of several.
-            make: makes it again.
         """
         if self._counts.is_full:
             yield []
@@ -284,11 +280,4 @@ class _Counts:
         self._numbers[_FULL, 0] = value
 
     def __reduce__(self) -> Any:
-        return _counts_of, self._memory.__reduce__()
-
-
-def _counts_of(attach: Any, arguments: tuple[Any, ...]) -> _Counts:
-    try:
-        return _Counts(attach(*arguments))
-    except TransportError:  # on another machine, or from a file: it counts for itself
-        return _Counts()
+        return attached_or_new, (_Counts, *self._memory.__reduce__())

@@ -21,11 +21,12 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _MAGIC = b"penstock samples"
 _VERSION = 2
@@ -76,7 +77,7 @@ class SampleFile:
     def forget(self) -> None:
         """Open the file anew when it is needed: in a forked process, whose parent has the lock of the old one."""
         self._lock = threading.Lock()
-        self._opened: _Opened | None = None
+        self._opened: OwnedDescriptor | None = None
 
     # ── page 0 ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -100,7 +101,6 @@ class SampleFile:
                 self._write_end(fd, size)
 
     def _read_end(self, fd: int) -> int:
-        """Return where the content ends."""
         found = os.pread(fd, _END.size + _CRC.size, self._base + _END_AT)
         if len(found) < _END.size + _CRC.size or _with_crc(found[: _END.size]) != found:
             raise SourceError(f"{self.name} is damaged at byte {self._base + _END_AT}; remove the file")
@@ -121,10 +121,7 @@ class SampleFile:
 
     def entry(self, place: int) -> Entry | None:
         """Return where a sample is; None while it is nowhere."""
-        return self._entry(self._descriptor(), place)
-
-    def _entry(self, fd: int, place: int) -> Entry | None:
-        found = os.pread(fd, _ENTRY_NBYTES, self._entry_at(place))
+        found = os.pread(self._descriptor(), _ENTRY_NBYTES, self._entry_at(place))
         if found != _with_crc(found[: _ENTRY.size], place):
             return None
         offset, nbytes, crc = _ENTRY.unpack_from(found)
@@ -134,12 +131,7 @@ class SampleFile:
         return self._base + _TABLE_AT + _ENTRY_NBYTES * place
 
     def read(self, entry: Entry, *, is_checked: bool) -> np.ndarray | None:
-        """Return a sample's content (uint8), in memory of its own; None if it is damaged.
-
-        Args:
-            entry: of `entry`.
-            is_checked: whether to compare its CRC.
-        """
+        """Return a sample's content (uint8), in its own memory; None if it is damaged, by its CRC if `is_checked`."""
         offset, nbytes, crc = entry
         fd = self._descriptor()
         if nbytes > os.fstat(fd).st_size:  # it was cut off: take no memory for it
@@ -172,7 +164,7 @@ class SampleFile:
             end = self._read_end(fd)
             if end + nbytes > self._content_at + self.limit_nbytes:
                 return False
-            if self._entry(fd, place) != instead_of:
+            if self.entry(place) != instead_of:
                 return True
             self._write_end(fd, end + nbytes)
         at, stop = self._base + end, self._base + end + nbytes
@@ -209,23 +201,8 @@ class SampleFile:
             with self._lock:
                 opened = self._opened
                 if opened is None:
-                    opened = self._opened = _Opened(self._reopen())
-        return opened.fd
-
-
-class _Opened:
-    """A descriptor that is closed with its object."""
-
-    __slots__ = ("__weakref__", "fd")
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        weakref.finalize(self, _close, fd)
-
-
-def _close(fd: int) -> None:
-    with suppress(OSError):
-        os.close(fd)
+                    opened = self._opened = OwnedDescriptor(self._reopen())
+        return opened.number
 
 
 def _with_crc(content: bytes, place: int = 0) -> bytes:

@@ -1,6 +1,6 @@
 """A file's size and version, ranges of its bytes, listings: of any remote filesystem of fsspec.
 
-All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated here: to `TransientError`
+All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated: to `TransientError`
 if a retry may succeed, to `SourceError` otherwise.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -161,8 +161,10 @@ class Backend:
     async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         if self._thread is None:
             return await getattr(self._fs, f"_{name}")(*arguments, **options)
-        call = partial(getattr(self._fs, name), *arguments, **options)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        return await self._in_thread(partial(getattr(self._fs, name), *arguments, **options))
+
+    async def _in_thread(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _with_timeout(self, response: Awaitable[_Result]) -> _Result:
         async with asyncio.timeout(self._response_timeout_s):

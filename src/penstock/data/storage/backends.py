@@ -1,15 +1,13 @@
 """Clients of remote storage: a file's size and version, ranges of its bytes, listings.
 
     Http       the session of fsspec's HTTP filesystem
-    S3         the same, with requests that the client of s3fs signs: its own calls take four times the CPU time. Its
-               retries and those of botocore are off: they would multiply with ours
+    S3         the same, with requests that the client of s3fs signs, see `s3_backend`
     Hub        the same for hf://, with the listings of huggingface_hub's filesystem
     Azure      adlfs, as any other, and closed in its own loop
     Backend    any other filesystem of fsspec: `cat_file`, with the file's version compared after every range; object
                stores, which answer a request from one version of the object, without that for an object read whole
 
-All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated here: to `TransientError`
-if a retry may succeed, to `SourceError` otherwise.
+In which thread their methods run, and which errors they raise: `backend`.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.core.errors import ExtraError, SourceError
 from penstock.data.optional import need
@@ -29,8 +27,6 @@ from penstock.data.storage.event_loop import EventLoopThread
 from penstock.data.storage.http_backend import Http
 from penstock.data.storage.remote_errors import credentials_error, redact_url
 from penstock.data.storage.s3_backend import S3, aws_session
-
-_Result = TypeVar("_Result")
 
 _READ_NBYTES = 1 << 20
 _CONNECTIONS = 2 * MAX_READS
@@ -77,7 +73,7 @@ class Hub(Http):
     @asynccontextmanager
     async def _get(self, url: str, start: int, end: int | None) -> AsyncIterator[Any]:
         with self._translate_errors(url):
-            place = await self._run(self._hub.resolve_path, url)  # asks the Hub for each repository once
+            place = await self._in_thread(self._hub.resolve_path, url)  # asks the Hub for each repository once
         path = urllib.parse.quote(place.path)
         if hasattr(place, "bucket_id"):
             served = f"{self._hub.endpoint}/buckets/{place.bucket_id}/resolve/{path}"
@@ -94,10 +90,7 @@ class Hub(Http):
 
     async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         self._hub.invalidate_cache()
-        return await self._run(getattr(self._hub, name), *arguments)
-
-    async def _run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        return await self._in_thread(getattr(self._hub, name), *arguments)
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
         return (Exception,)

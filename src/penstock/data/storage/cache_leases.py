@@ -25,11 +25,8 @@ def add(folder: str, name: str) -> None:
     if (path, name) in _added and os.path.exists(path):
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(descriptor, f"{name}\n".encode())
-    finally:
-        os.close(descriptor)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{name}\n")
     _added.add((path, name))
 
 

@@ -26,8 +26,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -35,7 +35,7 @@ from penstock.core.errors import SourceError
 from penstock.data.storage import cache_leases
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, unlock, unlock_and_close
-from penstock.data.storage.partial_copy import PartialCopy, disk_error
+from penstock.data.storage.partial_copy import PartialCopy, translate_errors
 
 _PARTIAL = ".part"
 _READING = ".read"
@@ -79,7 +79,7 @@ class DiskCache:
     def open(self, name: str, nbytes: int) -> BinaryIO | None:
         """Open a copy, and prevent its removal until it is closed; None if there is none."""
         path = os.path.join(self.folder, name)
-        with self._translate_errors(name, nbytes):
+        with translate_errors(path, nbytes):
             try:
                 file = LockedFile(path)
             except FileNotFoundError:
@@ -96,14 +96,14 @@ class DiskCache:
 
         The copy stays as long as this process lives.
         """
+        path = os.path.join(self.folder, name)
         while True:
             file = self.open(name, nbytes)
             if file is not None:
                 # The lease is added under the file's lock: a process that removes a copy reads the leases when it has
                 # the lock.
-                with file, self._translate_errors(name, nbytes):
+                with file, translate_errors(path, nbytes):
                     cache_leases.add(self.folder, name)
-                    path = os.path.join(self.folder, name)
                     if is_same_file(file.fileno(), path):
                         return path
             copy = self.begin_copy(name, nbytes)
@@ -115,11 +115,8 @@ class DiskCache:
     def begin_copy(self, name: str, nbytes: int, *, while_reading: bool = False) -> PartialCopy | None:
         """Begin a copy; None if there is a complete one.
 
-        Args:
-            name: of the copy.
-            nbytes: its size.
-            while_reading: the copy is made while a stream reads the file, at the stream's pace. Nobody waits for such a
-                copy, and None is also returned when another process is making it.
+        With `while_reading` it is made while a stream reads the file, at the stream's pace. Nobody waits for such a
+        copy, and None is also returned when another process is making it.
         """
         if nbytes > self.nbytes:
             raise SourceError(
@@ -128,7 +125,7 @@ class DiskCache:
             )
         path = os.path.join(self.folder, name)
         partial_path = path + (_READING if while_reading else "") + _PARTIAL
-        with self._translate_errors(name, nbytes):
+        with translate_errors(path, nbytes):
             os.makedirs(self.folder, exist_ok=True)
             while not _is_complete(path, nbytes):
                 descriptor = os.open(partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -211,13 +208,6 @@ class DiskCache:
     def _paths(self) -> list[str]:
         names = os.listdir(self.folder)
         return [os.path.join(self.folder, name) for name in names if name not in (_LOCK, cache_leases.FOLDER)]
-
-    @contextmanager
-    def _translate_errors(self, name: str, nbytes: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise disk_error(self.folder, name, nbytes, error) from error
 
 
 def _is_complete(path: str, nbytes: int) -> bool:

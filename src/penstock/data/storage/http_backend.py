@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from penstock.core.errors import SourceError
@@ -61,10 +61,8 @@ class Http(Backend):
                 yield data[to_skip:]
                 to_skip = max(to_skip - len(data), 0)
 
-    @asynccontextmanager
-    async def _get(self, url: str, start: int, end: int | None) -> AsyncIterator[Any]:
-        async with self._get_url(url, url, {}, start, end) as response:
-            yield response
+    def _get(self, url: str, start: int, end: int | None) -> AbstractAsyncContextManager[Any]:
+        return self._get_url(url, url, {}, start, end)
 
     @asynccontextmanager
     async def _get_url(

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
 
 _Result = TypeVar("_Result")
 _MOST = 64
+
+
+class OwnedDescriptor:
+    """A descriptor, closed with the last reference: a thread may read by it while another one lets go of it."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        weakref.finalize(self, _close, number)
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 class OpenDescriptors:

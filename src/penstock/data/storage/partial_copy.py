@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from penstock.core.errors import SourceError
@@ -44,25 +45,20 @@ class PartialCopy:
     def write(self, data: Any) -> None:
         """Append bytes."""
         view = memoryview(data)
-        try:
+        with translate_errors(self._path, self.nbytes):
             while len(view):
                 count = os.pwrite(self._descriptor, view, self.written)
                 self.written += count
                 view = view[count:]
-        except OSError as error:
-            folder, name = os.path.split(self._path)
-            raise disk_error(folder, name, self.nbytes, error) from error
 
     def finish(self) -> None:
         """Sync the copy to the disk and rename it."""
-        folder, name = os.path.split(self._path)
         if self.written != self.nbytes:
+            name = os.path.basename(self._path)
             raise SourceError(f"a copy of {name} has {self.written} bytes instead of {self.nbytes}")
-        try:
+        with translate_errors(self._path, self.nbytes):
             os.fsync(self._descriptor)
             os.rename(self._partial_path, self._path)
-        except OSError as error:
-            raise disk_error(folder, name, self.nbytes, error) from error
         self._release()
 
     def close(self) -> None:
@@ -77,12 +73,19 @@ class PartialCopy:
         unlock_and_close(descriptor)
 
 
-def disk_error(folder: str, name: str, nbytes: int, error: OSError) -> SourceError:
-    """Return the error for a failed operation on a copy."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(folder).free
-        return SourceError(
-            f"a copy of {name} needs {nbytes} bytes, and the disk of {folder} has {free} free; free some, or "
-            "choose a folder on another disk: cache="
-        )
-    return SourceError(f"a copy of {name} cannot be made in {folder}: {error}; choose another folder: cache=")
+@contextmanager
+def translate_errors(path: str, nbytes: int) -> Iterator[None]:
+    """Raise SourceError for a failed operation on the copy at `path`, or on what will be it."""
+    try:
+        yield
+    except OSError as error:
+        folder, name = os.path.split(path)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(folder).free
+            raise SourceError(
+                f"a copy of {name} needs {nbytes} bytes, and the disk of {folder} has {free} free; free some, or "
+                "choose a folder on another disk: cache="
+            ) from error
+        raise SourceError(
+            f"a copy of {name} cannot be made in {folder}: {error}; choose another folder: cache="
+        ) from error

@@ -138,7 +138,6 @@ class _Pages:
         self.has_more = True
 
     def add(self, page: bytes) -> None:
-        """Add the files of a page."""
         try:
             root = ElementTree.fromstring(page)
         except ElementTree.ParseError as error:

@@ -31,11 +31,6 @@ class _SupportsRead(Protocol):
 class SequentialReader:
     """Reads one file from its beginning to its end. Used by one thread.
 
-    Args:
-        storage: opens it.
-        path: the file.
-        nbytes: size of the first read; small, if only the beginning of the file is needed.
-
     Example:
         >>> import tempfile
         >>> with tempfile.NamedTemporaryFile() as file:
@@ -47,7 +42,7 @@ class SequentialReader:
         (8, b'record', 14)
     """
 
-    def __init__(self, storage: Storage, path: str, nbytes: int = READ_NBYTES) -> None:
+    def __init__(self, storage: Storage, path: str) -> None:
         self.path = path
         self.key: object = 0
         """The record that is being read, for error messages; set by the caller."""
@@ -55,14 +50,14 @@ class SequentialReader:
         self._source: _SupportsRead = self._file
         self._buffer_at = self._buffer_offset = 0
         self._buffer = b""
-        self._buffer = self._read(nbytes)
+        self._buffer = self._read(READ_NBYTES)
         self.total: int | None = None
         """The file's size; None for gzip, whose decompressed size is known only at the end."""
         if self._buffer.startswith(_GZIP):
             self._file.seek(0)
             self._source = _GzipDecompressor(self._file)
             self._buffer = b""
-        elif len(self._buffer) < nbytes:
+        elif len(self._buffer) < READ_NBYTES:
             self.total = len(self._buffer)
         else:
             self.total = storage.nbytes(path)

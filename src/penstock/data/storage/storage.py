@@ -18,7 +18,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, Literal
@@ -115,11 +115,7 @@ class Storage:
         if is_remote(path):
             folder = path.rstrip("/") + "/"
             return [url for url, _, _ in self._listed("find", folder) if "/." not in f"/{url.removeprefix(folder)}"]
-        names: list[str] = []
-        for folder, folders, files in os.walk(path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            names += (os.path.join(folder, name) for name in files if not name.startswith("."))
-        return sorted(names)
+        return sorted(walk_files(path))
 
     def listed_versions(self, path: str) -> dict[str, FileVersion]:
         """Return the versions of the files below a remote folder, as far as its listing says them.
@@ -309,6 +305,13 @@ def is_remote(path: str) -> bool:
     (True, False, False)
     """
     return bool(re.match(r"[a-z][a-z0-9+.-]*://", path)) and not path.startswith("file://")
+
+
+def walk_files(path: str) -> Iterator[str]:
+    """Yield all files below a local folder, folder by folder, except those whose name or folder begins with a dot."""
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
 def strip_file_scheme(path: str) -> str:

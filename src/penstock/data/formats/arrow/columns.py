@@ -17,7 +17,7 @@ from penstock.core.errors import SourceError
 from penstock.data.optional import need
 from penstock.data.schema import Field
 
-_DEEPEST = 32
+DEEPEST = 32
 _MOST_NBYTES = 1 << 40
 """Of an array whose empty and unknown dimensions are 1: NumPy multiplies them all."""
 NUMBER_TYPES = {
@@ -111,7 +111,7 @@ def list_sizes(type: Any) -> tuple[list[int | None], Any]:
     """Return the sizes of nested lists, None where they differ, and the type that the innermost has."""
     types = need("pyarrow", "parquet").types
     sizes: list[int | None] = []
-    while len(sizes) < _DEEPEST:
+    while len(sizes) < DEEPEST:
         if types.is_fixed_size_list(type):
             sizes.append(type.list_size)
         elif types.is_list(type) or types.is_large_list(type):

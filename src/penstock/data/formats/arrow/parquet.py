@@ -86,7 +86,6 @@ class _OpenFiles:
         """Paths and files; those that a thread reads are not among them."""
 
     def known(self, path: str, columns: tuple[str, ...]) -> _Footer:
-        """Return what is known of a file of which some columns are read."""
         found = self._known.get((path, columns))
         if found is None:
             local = self._storage.local(path)
@@ -154,7 +153,6 @@ class _Footer:
         return max(1, rows)
 
     def first_encrypted(self, reader: Any, number: int) -> str:
-        """Return which column it is that cannot be read."""
         for column in self.columns:
             try:
                 next(reader.iter_batches(1, row_groups=[number], columns=[column], use_threads=False), None)

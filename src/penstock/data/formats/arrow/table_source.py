@@ -143,10 +143,6 @@ class TableSource(Source):
         """Yield the record batches of a group of a file, with these columns at least, and what keeping each costs."""
         raise NotImplementedError
 
-    def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
-        return self._paths
-
     def path_of(self, index: int) -> str:
         """Return the path of the file that has a sample."""
         return self._paths[self._files.locate(self._parts.locate(index)[0])[0]]
@@ -277,7 +273,7 @@ def _column(name: str, leaf: Leaf, batch: Any) -> Column:
 
 
 def resolve_fields(
-    paths: Sequence[str], schemas: Sequence[Any], fields: Selection, objects: Sequence[str] = ()
+    paths: Sequence[str], schemas: Sequence[Any], fields: Selection, objects: Sequence[str]
 ) -> list[dict[str, Leaf]]:
     """Return what reads the fields of each file, by their names in samples, in units that hold those of all files.
 

@@ -36,6 +36,7 @@ from typing import Any, Literal
 
 from penstock.core.errors import SourceError
 from penstock.data.formats.arrow.columns import (
+    DEEPEST,
     NUMBER_TYPES,
     Column,
     DictionaryEncoded,
@@ -64,7 +65,6 @@ _ARRAY = re.compile(r"(\w{1,16})\[((?:\?|\d{1,15})(?:, (?:\?|\d{1,15})){0,31})\]
 _UNIT = re.compile(r"(timestamp|duration|date32|date64|time32|time64)\[(\w+)(?:, tz=(.+))?\]")
 _EXTENSION = b"ARROW:extension:name"
 _EXTENSION_METADATA = b"ARROW:extension:metadata"
-_DEEPEST = 32
 _SAME_OBJECTS = {
     "large_string": "string",
     "string_view": "string",
@@ -127,7 +127,7 @@ def _add_leaves(field: Any, path: tuple[str, ...], found: dict[str, Leaf | str],
         found[name] = f"it is {reader[0].words()}, which is larger than any memory"
     elif isinstance(reader, str):
         found[name] = reader
-    elif reader[0].kind == "object" and name not in objects and _has_parts(field.type) and len(path) < _DEEPEST:
+    elif reader[0].kind == "object" and name not in objects and _has_parts(field.type) and len(path) < DEEPEST:
         for number in range(field.type.num_fields):
             _add_leaves(field.type.field(number), (*path, field.type.field(number).name), found, objects)
     else:

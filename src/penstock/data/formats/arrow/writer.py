@@ -46,11 +46,7 @@ def why_unsupported(schema: Schema) -> str:
 class TableWriter:
     """Collects samples, and writes them in groups of about 8 MiB or 1024 rows.
 
-    Args:
-        path: of the file, for messages.
-        schema: of the samples.
-        layout: of arrays.
-        make_sink: makes pyarrow's writer of the format, given Arrow's schema.
+    `make_sink` makes pyarrow's writer of the format, given Arrow's schema.
 
     Raises:
         SourceError: samples of this schema cannot be written.
@@ -108,7 +104,6 @@ def _nbytes(value: Any) -> int:
 
 
 def _field(name: str, field: Field, layout: Layout) -> Any:
-    """Return the Arrow field of a field."""
     pa = need("pyarrow", "parquet")
     if field.kind == "text":
         return pa.field(name, pa.string())
@@ -131,7 +126,6 @@ def _field(name: str, field: Field, layout: Layout) -> Any:
 
 
 def _array(values: list[Any], field: Field, type: Any, layout: Layout) -> Any:
-    """Return Arrow's array of a field's values."""
     pa = need("pyarrow", "parquet")
     if field.kind in ("text", "bytes"):
         return pa.array(values, type)

@@ -138,11 +138,9 @@ def _header(storage: Storage, path: str, key: int) -> tuple[int, int]:
 class AudioFiles(FolderSource):
     """Audio files, or clips of them. Made by `penstock.open`."""
 
-    storage: Storage
     dtype: str
     rate: int | str
     """What each file has to have, or "any"."""
-    max_record_nbytes: int
     frames: int | None = None
     """Of a clip; None for whole files."""
     step: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED
+from penstock.data.formats.array_columns import RAGGED, translate_errors
 from penstock.data.formats.hdf5.writer import append
 from penstock.data.optional import need
 
@@ -21,29 +21,20 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     """Make one file of several that `HDF5Writer` made of samples of one schema, in their order.
 
     Chunks are copied packed while a part begins where a chunk does; parts of as many samples as a multiple of the rows
-    of a chunk do so.
-
-    Args:
-        parts: paths of the files.
-        path: of the new one; what is there is overwritten.
+    of a chunk do so. What is at `path` is overwritten.
 
     Raises:
         SourceError: a part cannot be read, is of another schema, or the file cannot be written.
     """
     h5py = need("h5py", "hdf5")
-    try:
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(h5py.File(part, "r")) for part in parts]
-            whole = opened.enter_context(h5py.File(path, "w"))
-            names = [_datasets(file) for file in files]
-            if any(one != names[0] for one in names):
-                raise SourceError(f"{path}: the parts have different fields: {names}")
-            for name in names[0]:
-                _join(whole, [file[name] for file in files])
-    except SourceError:
-        raise
-    except LIBRARY_ERRORS as error:
-        raise SourceError(f"{path} cannot be made of its {len(parts)} parts: {error}") from error
+    with translate_errors(f"{path} cannot be made of its {len(parts)} parts"), contextlib.ExitStack() as opened:
+        files = [opened.enter_context(h5py.File(part, "r")) for part in parts]
+        whole = opened.enter_context(h5py.File(path, "w"))
+        names = [_datasets(file) for file in files]
+        if any(one != names[0] for one in names):
+            raise SourceError(f"{path}: the parts have different fields: {names}")
+        for name in names[0]:
+            _join(whole, [file[name] for file in files])
 
 
 def _datasets(file: Any) -> list[str]:

@@ -83,11 +83,6 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
 
     For what no field can hold it is the reason.
 
-    Args:
-        name: of the field.
-        there: h5py's dataset or group.
-        file: from which it was reached.
-
     Raises:
         SourceError: it is too large, broken, or lies in another file.
     """

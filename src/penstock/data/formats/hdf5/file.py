@@ -5,39 +5,26 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.formats.array_columns import LIBRARY_ERRORS
+from penstock.data.formats.column_source import FileColumns
 from penstock.data.optional import need
+from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _READS_RANGES = hasattr(os, "preadv")  # not on Windows
 
 
-class _Opened:
-    """A descriptor, closed with the last reference: a thread may read by it while another one lets go of it."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)
-
-
 class HDF5File:
-    """A file that is opened when something is read, by any thread, and closed with the last reference to it.
+    """A file that is opened when something is read, by any thread, and closed with the last reference to it."""
 
-    Args:
-        path: of a local file.
-        nbytes: its size when the source was opened.
-    """
-
-    def __init__(self, path: str, nbytes: int) -> None:
-        self.path = path
-        self.nbytes = nbytes
+    def __init__(self, info: FileColumns) -> None:
+        self.path, self.nbytes = info.path, info.nbytes
         self._lock = threading.Lock()
-        self._opened: _Opened | None = None
+        self._opened: OwnedDescriptor | None = None
         """What is read by until there is a map, which has a descriptor of its own."""
         self._map: mmap.mmap | None = None
         self._library: Any = None
@@ -62,11 +49,9 @@ class HDF5File:
         return found
 
     def read_into(self, target: np.ndarray, offset: int) -> None:
-        """Fill an array with the file's bytes: in order, a tenth faster than a copy of the map, page by page.
+        """Fill a contiguous array with the file's bytes from `offset` on, all of which are within the file.
 
-        Args:
-            target: contiguous.
-            offset: of its first byte; all are within the file.
+        In order, a tenth faster than a copy of the map, page by page.
 
         Raises:
             SourceError: the file is shorter or longer than it was, or cannot be read.
@@ -78,12 +63,12 @@ class HDF5File:
         try:
             opened = self._opened
             if opened is None:
-                opened = self._opened = _Opened(self.path)
-            self._check_size(os.fstat(opened.descriptor).st_size)
+                opened = self._opened = OwnedDescriptor(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+            self._check_size(os.fstat(opened.number).st_size)
             while left.nbytes:
-                count = os.preadv(opened.descriptor, [left], offset)
+                count = os.preadv(opened.number, [left], offset)
                 if not count:
-                    self._check_size(os.fstat(opened.descriptor).st_size)
+                    self._check_size(os.fstat(opened.number).st_size)
                 left, offset = left[count:], offset + count
         except OSError as error:
             raise SourceError(f"{self.path} cannot be read: {error}") from error
@@ -106,12 +91,7 @@ class HDF5File:
         return np.frombuffer(self.mapped(), np.uint8, nbytes, offset)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows of a dataset, read by the HDF5 library.
-
-        Args:
-            name: of the dataset.
-            start: the first row.
-            stop: the row after the last one; of the same chunk.
+        """Return rows `start` to `stop` of a dataset, all of one chunk, read by the HDF5 library.
 
         Raises:
             RecordError: it cannot.

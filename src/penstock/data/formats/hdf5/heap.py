@@ -41,13 +41,7 @@ class Collection(dict[int, tuple[int, int]]):
 
 
 class Heap:
-    """Reads objects of a file's heap. Any thread may.
-
-    Args:
-        file: which.
-        cache: keeps collections that were walked.
-        max_nbytes: one that is larger is refused.
-    """
+    """Reads objects of a file's heap. Any thread may. Collections with more than `max_nbytes` are refused."""
 
     def __init__(self, file: HDF5File, cache: ChunkCache[Any], max_nbytes: int) -> None:
         self._file, self._cache, self._max_nbytes = file, cache, max_nbytes

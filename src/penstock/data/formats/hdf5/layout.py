@@ -81,13 +81,9 @@ class ProbedFile:
 
 
 def read_layout(dataset: Any, file: ProbedFile, name: str, *, on_heap: bool = False) -> DatasetLayout:
-    """Return where a dataset's rows lie.
+    """Return where a dataset's rows lie; `name` is its path in the group.
 
-    Args:
-        dataset: h5py's.
-        file: from which it was reached.
-        name: its path in the group.
-        on_heap: whether its elements are references to the global heap.
+    With `on_heap` its elements are references to the global heap.
 
     Raises:
         SourceError: it is too large, lies beyond the end of the file, or in another file.

@@ -14,7 +14,7 @@ import os
 from functools import partial
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import LIBRARY_ERRORS
+from penstock.data.formats.array_columns import translate_errors
 from penstock.data.formats.column_source import ColumnSource, FileColumns
 from penstock.data.formats.hdf5.fields import read_columns
 from penstock.data.formats.hdf5.file import HDF5File
@@ -53,41 +53,18 @@ def open_files(
         SourceError: a file is no HDF5 file, is broken, or its datasets cannot be fields; or their values lie in other
             files, without `external`.
         ExtraError: h5py is not installed.
-
-    Example:
-        >>> import tempfile
-        >>> import h5py
-        >>> import numpy as np
-        >>> fields = Selection.of({"x": "image", "y": "label"})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with h5py.File(f"{folder}/train.h5", "w") as file:
-        ...         file["image"] = np.zeros((10, 28, 28), np.uint8)
-        ...         file["label"] = np.arange(10)
-        ...     source = open_files([f"{folder}/train.h5"], storage=Storage(), fields=fields, errors="raise")
-        ...     x, y = source[7].values()
-        ...     source.close()
-        >>> x.shape, y
-        ((28, 28), np.int64(7))
     """
     found = [_probe_file(storage.local(path), fields, group, max_record_nbytes, external) for path in paths]
-    return ColumnSource(found, _open_file, chunk_cache_nbytes)
-
-
-def _open_file(info: FileColumns) -> HDF5File:
-    return HDF5File(info.path, info.nbytes)
+    return ColumnSource(found, HDF5File, chunk_cache_nbytes)
 
 
 def _probe_file(path: str, fields: Selection, group: str, max_nbytes: int, external: bool) -> FileColumns:
     h5py = need("h5py", "hdf5")
-    try:
+    with translate_errors(f"{path} cannot be read as HDF5"):
         nbytes = os.stat(path).st_size
         with h5py.File(path, "r") as file:
             if not isinstance(file.get(group), h5py.Group):
                 raise SourceError(f"{path} has no group {group!r}")
             probed = ProbedFile(path=path, nbytes=nbytes, group=group, max_nbytes=max_nbytes, external=external)
             columns = select_columns(file[group], fields, partial(read_columns, file=probed), external=external)
-    except SourceError:
-        raise
-    except LIBRARY_ERRORS as error:
-        raise SourceError(f"{path} cannot be read as HDF5: {error}") from error
     return FileColumns(path=path, nbytes=nbytes, columns=columns)

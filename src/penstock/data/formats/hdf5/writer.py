@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError
 from penstock.data.formats.array_columns import RAGGED, ColumnWriter
-from penstock.data.formats.row_blocks import Make, ObjectBlocks, RaggedBlocks, RowBlocks
+from penstock.data.formats.row_blocks import ObjectBlocks, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field, Schema
 
@@ -56,17 +56,6 @@ class HDF5Writer(ColumnWriter):
     Raises:
         SourceError: HDF5 cannot hold such samples.
         OptionError: there is no such compression.
-
-    Example:
-        >>> import tempfile
-        >>> import h5py
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     writer = HDF5Writer(f"{folder}/a.h5", {"x": Field("array", "float32", (2,)), "name": Field("text")})
-        ...     writer.write({"x": np.ones(2, np.float32), "name": "one"})
-        ...     writer.close()
-        ...     with h5py.File(f"{folder}/a.h5") as file:
-        ...         file["x"][:].tolist(), file["name"].asstr()[0]
-        ([[1.0, 1.0]], 'one')
     """
 
     def __init__(
@@ -98,25 +87,20 @@ def _column(file: Any, name: str, field: Field, packing: dict[str, Any]) -> Any:
     if field.kind in ("text", "bytes"):
         h5py = need("h5py", "hdf5")
         kind = h5py.string_dtype() if field.kind == "text" else h5py.vlen_dtype(np.uint8)
-        return ObjectBlocks(partial(_make_objects, file, name, kind), append, _encode)
+        return ObjectBlocks(partial(_make, file, {}, name), append, kind, _encode)
     dtype = np.dtype(field.dtype)
     if not field.is_ragged:
-        return RowBlocks(_makes(file, packing, name), append, dtype, tuple(size or 0 for size in field.shape))
+        return RowBlocks(partial(_make, file, packing, name), append, dtype, tuple(size or 0 for size in field.shape))
     group = file.create_group(name)
     group.attrs[RAGGED] = np.array([-1 if size is None else size for size in field.shape], np.int64)
-    return RaggedBlocks(partial(_makes, group, packing), append, dtype, len(field.shape))
+    return RaggedBlocks(partial(_make, group, packing), append, dtype, len(field.shape))
 
 
-def _makes(group: Any, packing: dict[str, Any], name: str) -> Make:
-    def make(row: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        most = (None, *(size or None for size in row))
-        return group.create_dataset(name, (0, *row), dtype, maxshape=most, chunks=chunk, **packing)
-
-    return make
-
-
-def _make_objects(group: Any, name: str, dtype: np.dtype[Any], rows: int) -> Any:
-    return group.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(rows,))
+def _make(
+    group: Any, packing: dict[str, Any], name: str, row: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype[Any]
+) -> Any:
+    most = (None, *(size or None for size in row))
+    return group.create_dataset(name, (0, *row), dtype, maxshape=most, chunks=chunk, **packing)
 
 
 def _encode(value: str | bytes) -> Any:

@@ -96,11 +96,9 @@ def open_files(
 class ImageFolder(FolderSource):
     """The images of a folder. Made by `penstock.open`."""
 
-    storage: Storage
     size: tuple[int, int] | None
     resize: Resize
     max_pixels: int
-    max_record_nbytes: int
     device: torch.device | None
     _connections: PerProcess[event_loop.EventLoopThread] = field(
         default_factory=lambda: PerProcess(event_loop.acquire, event_loop.EventLoopThread.release), init=False
@@ -255,14 +253,11 @@ class ImageFolderWriter:
         """Write an image."""
         if "encoded" in sample:
             data = bytes(sample["encoded"])
-            ending = suffix(data)
-            if not ending:
-                raise SourceError(
-                    f"{self._path}: sample {self._count} is no encoded image: it begins with {data[:8]!r}"
-                )
         else:
             data = encode(np.asarray(sample["image"]), self._format, self._quality)
-            ending = suffix(data)
+        ending = suffix(data)
+        if not ending:
+            raise SourceError(f"{self._path}: sample {self._count} is no encoded image: it begins with {data[:8]!r}")
         folder = self._path
         if self._has_labels:
             label = int(sample["label"])

@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.optional import need
+from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _META = struct.Struct("=16xII16xI")
 """Of a file's first page: its magic, its version, the bytes of a page."""
@@ -31,9 +32,6 @@ _DATABASES = 64
 class Environment:
     """A file that this process has open.
 
-    Args:
-        path: the file.
-
     Raises:
         SourceError: it is no LMDB file, is truncated, or is open in this process by other code.
         ExtraError: the lmdb package is not installed.
@@ -44,9 +42,8 @@ class Environment:
         self._databases: dict[str | None, Any] = {}
         self._lmdb = need("lmdb", "lmdb")
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._descriptor)
-            _check_meta(path, os.read(self._descriptor, _META.size))
+            self._opened = OwnedDescriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            _check_meta(path, os.read(self._opened.number, _META.size))
             self.lmdb = self._lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=_DATABASES)
             needed = (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
         except OSError as error:
@@ -54,7 +51,7 @@ class Environment:
         except self._lmdb.Error as error:
             hint = "; close it there" if "already open" in str(error) else ""
             raise SourceError(f"{path} cannot be read by LMDB: {str(error).rstrip('.')}{hint}") from error
-        self.nbytes = os.fstat(self._descriptor).st_size
+        self.nbytes = os.fstat(self._opened.number).st_size
         if self.nbytes < needed:  # pages that were freed before they were ever written are missing in sound files, too
             problem = find_problem(path)
             if problem:
@@ -75,7 +72,7 @@ class Environment:
             SourceError: the database cannot be read, or the file has become shorter, and to read it would end the
                 process.
         """
-        nbytes = os.fstat(self._descriptor).st_size
+        nbytes = os.fstat(self._opened.number).st_size
         if nbytes < self.nbytes:
             raise SourceError(f"{self.path} is truncated: it had {self.nbytes} bytes when it was opened, now {nbytes}")
         try:

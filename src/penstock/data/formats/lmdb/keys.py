@@ -44,10 +44,7 @@ class NumberedKeys:
 def numbered_keys(cursor: Any, count: int, without: Set[bytes]) -> NumberedKeys | None:
     """Return the keys that `count` entries have if they are numbers without gaps, as far as their ends tell.
 
-    Args:
-        cursor: of the database.
-        count: of its entries, those of `without` left out.
-        without: keys of other entries, all of them behind those of digits.
+    Entries with the keys `without`, all of them behind those of digits, are not counted.
     """
     if not count or not cursor.first() or bytes(cursor.key()).strip(b"0"):
         return None

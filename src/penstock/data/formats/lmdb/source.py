@@ -91,7 +91,7 @@ class _File:
         problem = find_problem(self.path) if check else ""
         if problem:
             raise SourceError(f"{path} is damaged: {problem}")
-        self.environment: PerProcess[Environment] = PerProcess(partial(open_environment, self.path), _release)
+        self.environment: PerProcess[Environment] = PerProcess(partial(open_environment, self.path))
         environment = self.environment.get()
         self.nbytes = environment.nbytes
         with environment.reading(database, buffers=True) as reading:
@@ -121,14 +121,10 @@ class _File:
         return not self.count or (self.nbytes <= most and self.keys().is_in_order and not self.is_packed)
 
     def values(self, numbers: list[int], most: int) -> tuple[list[bytes], list[bytes]]:
-        """Return keys and their values, read in one transaction.
-
-        Args:
-            numbers: of the samples.
-            most: the most bytes that a value may have.
+        """Return the keys of some samples and their values, read in one transaction.
 
         Raises:
-            RecordError: a value is not there, or is too long.
+            RecordError: a value is not there, or has more than `most` bytes.
         """
         keys = self.keys().take(numbers)
         copies = self.nbytes <= most
@@ -144,10 +140,6 @@ class _File:
                         raise RecordError(self.path, -1, key, reason)
                 values = list(map(bytes, values))
             return keys, values
-
-
-def _release(_: Environment) -> None:
-    """It is closed when nobody has it any more: another source or thread may be reading."""
 
 
 class LMDBSource(Source):
@@ -188,8 +180,11 @@ class LMDBSource(Source):
         keys, values = file.values(numbers, self._most)
         if file.is_packed:
             return [self._unpacked(file, key, value) for key, value in zip(keys, values, strict=True)]
-        samples = samples_of(["key", "value"], [keys, values])
-        return samples if self._fields.chosen is None else [self._fields.take(one, self.where) for one in samples]
+        columns = {"key": keys, "value": values}
+        if self._fields.chosen is None:
+            return samples_of([*columns], [*columns.values()])
+        names = self._fields.names(columns, self.where)
+        return samples_of([*names], [columns[own] for own in names.values()])
 
     def _unpacked(self, file: _File, key: bytes, value: bytes) -> Sample:
         try:
@@ -248,7 +243,6 @@ class LMDBSource(Source):
 
 
 def _data_file(path: str, storage: Storage) -> str:
-    """Return the file that a path stands for."""
     local = storage.local(path)
     return os.path.join(local, "data.mdb") if os.path.isdir(local) else local
 

@@ -211,8 +211,3 @@ def note(text: str) -> bytes:
     0
     """
     return tarfile.TarInfo.create_pax_global_header({"comment": text})
-
-
-def padding(nbytes: int) -> bytes:
-    """Return the zeros that follow `nbytes` bytes of data."""
-    return bytes(-nbytes % BLOCK_NBYTES)

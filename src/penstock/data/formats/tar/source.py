@@ -12,23 +12,13 @@ from dataclasses import dataclass, field
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, split_name
-from penstock.data.formats.tar.headers import (
-    END,
-    Member,
-    header,
-    members,
-    note,
-    padding,
-)
+from penstock.data.formats.tar.headers import BLOCK_NBYTES, END, Member, header, members, note
 from penstock.data.formats.tar.schema_member import BySchema, encode_member, member_suffix, why_unsupported
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
-
-MOST_NBYTES = 1 << 30
-"""The largest sample that is read by default."""
 
 _LINK = (
     "its member {!r} is a link to {!r}, and has no data; make the archive with --dereference --hard-dereference, or "
@@ -44,7 +34,7 @@ def open_files(
     *,
     decode: Decode = True,
     parse_json: bool = False,
-    max_record_nbytes: int = MOST_NBYTES,
+    max_record_nbytes: int = 1 << 30,
 ) -> TarStream:
     """Open tar shards.
 
@@ -189,7 +179,7 @@ class TarWriter:
             data = encode_member(schema[name], sample[name])
             self._file.write(header(f"{key}.{suffix}", len(data)))
             self._file.write(data)
-            self._file.write(padding(len(data)))
+            self._file.write(bytes(-len(data) % BLOCK_NBYTES))
         self._count += 1
 
     def _checked(self, key: str) -> str:

@@ -141,7 +141,6 @@ class CsvStream(Stream):
 
 
 def _probe_columns(records: CsvRecords, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Return the names and the types of a file's columns."""
     first = header if header is not None else records.read()
     if first is None:
         raise SourceError(f"{path} has no header; it is empty")

@@ -104,7 +104,6 @@ def quick_object(line: bytes) -> dict[str, Any] | None:
 
 
 def _count_members(value: Any) -> int:
-    """Return how many members the objects in a value have."""
     kind = type(value)
     if kind is dict:
         return len(value) + sum(map(_count_members, value.values()))

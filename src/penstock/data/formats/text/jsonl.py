@@ -28,8 +28,7 @@ import binascii
 import json
 import math
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -44,6 +43,7 @@ from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitt
 from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_writer import SequentialWriter
+from penstock.data.storage.sequential_writer import concat_files as concat_files
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
@@ -139,10 +139,6 @@ class IndexedJsonLines(Source):
         except ValueError as error:
             raise RecordError(self._paths[file], start, index, str(error)) from error
 
-    def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
-        return self._paths
-
     def close(self) -> None:
         """Close the files."""
         self._files.close()
@@ -201,7 +197,6 @@ class _LineParser:
         return {name: found[own] for name, own in self._chosen}
 
     def _flatten(self, members: dict[str, Any], before: str, into: Sample) -> None:
-        """Put an object's members into a sample."""
         for own, value in members.items():
             name = before + own if before else own
             if name in into:
@@ -308,12 +303,7 @@ def _decode_base64(value: dict[str, Any]) -> Any:
 
 
 class JsonLinesWriter:
-    """Writes a new JSONL file; one packed by gzip where its name ends on .gz.
-
-    Args:
-        path: the file.
-        schema: of the samples.
-    """
+    """Writes a new JSONL file; one packed by gzip where its name ends on .gz."""
 
     def __init__(self, path: str, schema: Schema) -> None:
         self._path = path
@@ -355,11 +345,3 @@ def why_unsupported(schema: Schema) -> str:
         if field.dtype and field.dtype not in DTYPES:
             return f"field {name!r} is {field.words()}, and JSONL has no {field.dtype}"
     return ""
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of several that JsonLinesWriter made, in their order."""
-    with open(path, "wb") as whole:
-        for part in parts:
-            with open(part, "rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)

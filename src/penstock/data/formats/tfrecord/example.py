@@ -57,7 +57,6 @@ _FIELDS = {
 
 @cache
 def _message(name: str) -> Any:
-    """Return the class of a message."""
     protos = need("google.protobuf.descriptor_pb2", "tfrecord")
     file = protos.FileDescriptorProto(name="penstock.proto", package="penstock", syntax="proto3")
     for own, fields in _FIELDS.items():
@@ -86,13 +85,9 @@ def _parse(name: str, data: bytes) -> Any:
 
 
 def parse_features(record: bytes, wanted: Container[str] | None = None) -> dict[str, Values]:
-    """Return the features of a serialised Example, or of a SequenceExample's context.
+    """Return the features of a serialised Example, or of a SequenceExample's context: those that are wanted, or all.
 
     A feature that holds none of the three lists is left out, as if it were missing.
-
-    Args:
-        record: the message.
-        wanted: the names to look at; None for all.
 
     Raises:
         MalformedError: it is no such message.

@@ -53,10 +53,7 @@ class _Known:
 
 
 class ExampleFastPath:
-    """Parses Examples that are like each other. May be used by several threads.
-
-    Args:
-        wanted: the names to look at; None for all.
+    """Parses Examples that are like each other: the features that are wanted, or all. For any number of threads.
 
     >>> from penstock.data.formats.tfrecord.example import serialize_example
     >>> places = ExampleFastPath()

@@ -100,9 +100,6 @@ def why_unsupported(schema: Schema) -> str:
 class SchemaEncoder:
     """Turns samples of one schema into Examples.
 
-    Args:
-        schema: of the samples.
-
     Raises:
         SourceError: the schema is not supported.
 

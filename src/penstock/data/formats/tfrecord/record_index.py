@@ -19,14 +19,9 @@ _BLOCK_NBYTES = 4096
 
 
 def scan_offsets(path: str, checksum: Callable[[bytes], int] | None) -> np.ndarray:
-    """Return where each record of a local file begins, and the end of the last one. Reads nothing but their headers.
+    """Return where each record of a local file begins, and the end of the last one, int64[n + 1].
 
-    Args:
-        path: the file; not one that gzip packed.
-        checksum: makes them of bytes; None looks at none.
-
-    Returns:
-        int64[n + 1].
+    Reads nothing but their headers, whose checksums it compares if it is given what makes them; not of a gzip file.
 
     Raises:
         RecordError: the file is truncated, or a length is corrupt.

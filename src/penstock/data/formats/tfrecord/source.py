@@ -6,8 +6,8 @@ package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,11 +42,9 @@ from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
+from penstock.data.storage.sequential_writer import concat_files as concat_files
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
-
-MOST_NBYTES = 1 << 30
-"""The longest record that is read by default."""
 
 
 def open_files(
@@ -60,7 +58,7 @@ def open_files(
     raw: bool = False,
     text: Sequence[str] = (),
     arrays: Sequence[str] = (),
-    max_record_nbytes: int = MOST_NBYTES,
+    max_record_nbytes: int = 1 << 30,
 ) -> TFRecordStream | IndexedTFRecords:
     """Open TFRecord files.
 
@@ -188,8 +186,7 @@ class TFRecordStream(Stream):
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
         """Yield every step-th record's sample; of the others nothing but the length is read."""
-        pieces = SequentialReader(self._storage, shard.name)
-        try:
+        with closing(SequentialReader(self._storage, shard.name)) as pieces:
             checksum = load_checksum() if self._check else None
             for found in read_frames(pieces, first, step, checksum, self._most):
                 if not isinstance(found, AlikeRecords):
@@ -199,8 +196,6 @@ class TFRecordStream(Stream):
                 else:
                     for at, record in enumerate(found.data):
                         yield self._sample(shard, *found.place(at), record)
-        finally:
-            pieces.close()
 
     def _sample(self, shard: Shard, number: int, offset: int, record: bytes | RecordError) -> Sample | RecordError:
         try:
@@ -257,10 +252,6 @@ class IndexedTFRecords(Source):
         except ValueError as error:
             raise RecordError(path, begin, number, str(error)) from error
 
-    def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
-        return self._paths
-
     def close(self) -> None:
         """Close the files."""
         self._files.close()
@@ -271,10 +262,6 @@ class IndexedTFRecords(Source):
 
 class TFRecordWriter:
     """Writes samples as tf.train.Example; see `features` for how. The file is gzipped if its name ends on .gz.
-
-    Args:
-        path: the file.
-        schema: of the samples.
 
     Raises:
         SourceError: the schema is not supported, or the file cannot be made.
@@ -297,11 +284,3 @@ class TFRecordWriter:
     def close(self) -> None:
         """Finish the file."""
         self._file.close()
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of several, in their order: TFRecord files one after another are one."""
-    with open(path, "wb") as whole:
-        for part in parts:
-            with open(part, "rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)

@@ -83,10 +83,7 @@ def find_megatron_index(path: str, storage: Storage) -> str | None:
 def read_megatron_index(path: str, of: str, nbytes: int) -> tuple[np.dtype[Any], np.ndarray]:
     """Return the dtype of Megatron's tokens, and where their documents begin and the last one ends, in tokens.
 
-    Args:
-        path: of the .idx file.
-        of: of the .bin file.
-        nbytes: of the .bin file.
+    `of` is the path of the .bin file that the .idx file at `path` describes, and `nbytes` are its bytes.
 
     Raises:
         SourceError: it is no index of Megatron's, or describes another file.

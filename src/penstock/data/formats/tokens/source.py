@@ -126,11 +126,9 @@ class _TokenSource(Source):
         self._has_targets = targets
 
     def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
         return [file.path for file in self._tokens.files]
 
     def close(self) -> None:
-        """Close the files."""
         self._tokens.close()
 
     def _sample(self, **values: np.ndarray | None) -> Sample:

@@ -78,7 +78,7 @@ class Tokenized:
         self._dtype = dtype
         self._keep_text = keep_text
         self._tokenizer: PerProcess[tuple[Any, list[int]]] = PerProcess(
-            partial(_load_tokenizer, path, eos, dtype, max_length), _close_tokenizer
+            partial(_load_tokenizer, path, eos, dtype, max_length)
         )
 
     def __call__(self, sample: Mapping[str, Any]) -> Sample:
@@ -121,7 +121,3 @@ def _load_tokenizer(path: str, eos: str | None, dtype: str, max_length: int | No
     if max_length is not None and max_length > len(end):
         tokenizer.enable_truncation(max_length - len(end))  # special tokens behind the text stay
     return tokenizer, end
-
-
-def _close_tokenizer(_: tuple[Any, list[int]]) -> None:
-    """Nothing has to be closed: a tokenizer is memory."""

@@ -16,11 +16,7 @@ from penstock.data.formats.video.frame_index import FrameIndex
 class DeviceVideoDecoder:
     """Decodes frames of one video file on a device. Used by one thread at a time.
 
-    Args:
-        path: of a local file.
-        index: which frames there are, by their times.
-        device: where frames are decoded.
-        max_nbytes: of the frames that are asked for at once, before they are resized.
+    The frames that are asked for at once may have `max_nbytes`, before they are resized.
     """
 
     def __init__(self, path: str, index: FrameIndex, device: torch.device, max_nbytes: int) -> None:

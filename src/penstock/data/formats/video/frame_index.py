@@ -43,12 +43,7 @@ class FrameIndex:
 
 
 def read_frame_index(path: str, local: str, max_pixels: int) -> FrameIndex:
-    """Return the frames of a file.
-
-    Args:
-        path: what errors call it.
-        local: where it lies.
-        max_pixels: of one frame.
+    """Return the frames of a file that lies at `local`; errors call it `path`.
 
     Raises:
         RecordError: it is no video, or broken.

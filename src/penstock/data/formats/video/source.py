@@ -135,9 +135,7 @@ class Clips(FolderSource):
     step: int
     size: tuple[int, int] | None
     resize: Resize
-    storage: Storage
     max_pixels: int
-    max_record_nbytes: int
     device: torch.device | None
     _decoders: PerProcess[DecoderPool] = field(
         default_factory=lambda: PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close), init=False

@@ -63,16 +63,6 @@ def open_files(
     Raises:
         SourceError: there is no such group, it is broken, or its arrays cannot be fields.
         ExtraError: the zarr package is not installed.
-
-    Example:
-        >>> import tempfile
-        >>> from penstock.data.formats.zarr.writer import ZarrWriter
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     writer = ZarrWriter(f"{folder}/a.zarr", {"x": Field("array", "float32", (2,))})
-        ...     writer.write({"x": np.ones(2, np.float32)})
-        ...     writer.close()
-        ...     open_files([f"{folder}/a.zarr"], storage=Storage(), fields=Selection(), errors="raise")[0]
-        {'x': array([1., 1.], dtype=float32)}
     """
     local = [path if is_remote(path) else storage.local(path) for path in paths]
     groups = [_probe_group(path, fields, max_record_nbytes) for path in local]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.data.formats.array_columns import RAGGED, ColumnWriter
-from penstock.data.formats.row_blocks import Make, ObjectBlocks, RaggedBlocks, RowBlocks
+from penstock.data.formats.row_blocks import ObjectBlocks, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field, Schema
 
@@ -49,25 +49,18 @@ class ZarrWriter(ColumnWriter):
 
 def _column(group: Any, name: str, field: Field) -> Any:
     if field.kind == "text":
-        return ObjectBlocks(partial(_make_texts, group, name), _append, _checked)
+        return ObjectBlocks(partial(_make, group, name), _append, "string", _checked)
     dtype = np.dtype(np.uint8 if field.kind == "bytes" else field.dtype)
     if field.kind != "bytes" and not field.is_ragged:
-        return RowBlocks(_makes(group, name), _append, dtype, tuple(size or 0 for size in field.shape))
+        return RowBlocks(partial(_make, group, name), _append, dtype, tuple(size or 0 for size in field.shape))
     shape = (None,) if field.kind == "bytes" else field.shape
     inner = group.create_group(name)
     inner.attrs[RAGGED] = {"kind": field.kind, "shape": [-1 if size is None else size for size in shape]}
-    return RaggedBlocks(partial(_makes, inner), _append, dtype, len(shape))
+    return RaggedBlocks(partial(_make, inner), _append, dtype, len(shape))
 
 
-def _makes(group: Any, name: str) -> Make:
-    def make(row: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        return group.create_array(name, shape=(0, *row), chunks=chunk, dtype=dtype)
-
-    return make
-
-
-def _make_texts(group: Any, name: str, rows: int) -> Any:
-    return group.create_array(name, shape=(0,), chunks=(rows,), dtype="string")
+def _make(group: Any, name: str, row: tuple[int, ...], chunk: tuple[int, ...], dtype: Any) -> Any:
+    return group.create_array(name, shape=(0, *row), chunks=chunk, dtype=dtype)
 
 
 def _checked(text: str) -> str:
