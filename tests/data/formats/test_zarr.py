@@ -91,6 +91,20 @@ def test_an_array_that_no_field_can_hold_is_left_out_and_named(tmp_path: Path) -
         pass
 
 
+def test_arrays_that_look_alike_and_differ_in_length_are_refused_unless_they_are_chosen(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name, rows in (("train/x", 5), ("test/x", 3)):
+        group.create_array(name, data=np.zeros((rows, 2), "f4"), chunks=(rows, 2))
+    group.create_array("mean", data=np.zeros(2, "f4"), chunks=(2,))
+    words = r"a\.zarr: 'test/x' with 3 rows and 'train/x' with 5 look alike: choose with fields=, or open the path of"
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "a.zarr")
+    with reading(tmp_path / "a.zarr", fields=["test/x"]) as source:
+        assert len(source) == 3
+    with closing(penstock.open(tmp_path / "a.zarr" / "train", format="zarr")) as source:
+        assert (len(source), set(source.schema)) == (5, {"x"})
+
+
 def test_arrays_whose_attributes_state_other_units_are_refused(tmp_path: Path) -> None:
     for name, unit in (("0", "m"), ("1", "km")):
         group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import RAGGED, of_one_length, readable, row_count
+from penstock.data.formats.array_columns import RAGGED, of_one_length, readable
 from penstock.data.formats.column_source import Column
 from penstock.data.optional import need
 from penstock.data.schema import Selection
@@ -49,8 +49,7 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
 def _all_columns(there: dict[str, Any], where: str, describe: Describe) -> dict[str, Column | str]:
     columns: dict[str, Column | str] = {}
     while there and all(isinstance(column, str) for column in columns.values()):
-        same = of_one_length(there, _nbytes)
-        _check_alike(there, same, where)
+        same = of_one_length(there, _nbytes, where, "choose with fields= or group=")
         for name, one in same.items():
             columns |= describe(name, one)
         there = {name: one for name, one in there.items() if name not in same}
@@ -119,26 +118,5 @@ def _is_dimension(dataset: Any) -> bool:
     return isinstance(name, bytes) and name.startswith(_NO_VARIABLE)
 
 
-def _check_alike(there: dict[str, Any], same: dict[str, Any], where: str) -> None:
-    kinds = {kind: name for name, one in same.items() if (kind := _kind(one)) is not None}
-    for name, one in there.items():
-        other = kinds.get(_kind(one) or ((), ""))
-        if name not in same and other is not None:
-            raise SourceError(
-                f"{where}: {name!r} with {row_count(one)} rows and {other!r} with {row_count(same[other])} look alike: "
-                f"choose with fields= or group=; there are {', '.join(map(repr, there))}"
-            )
-
-
 def _nbytes(dataset: Any) -> int:
     return int(dataset.size) * int(dataset.id.get_type().get_size())  # NumPy may have no such type
-
-
-def _kind(one: Any) -> tuple[tuple[int, ...], str] | None:
-    """What makes datasets look alike, as x_train and x_test do; of one dimension too many do, as mean and std."""
-    if RAGGED in one.attrs or len(one.shape) < 2:
-        return None
-    try:
-        return one.shape[1:], str(one.dtype)
-    except (TypeError, ValueError):
-        return None

@@ -133,7 +133,7 @@ def _open_group(path: str) -> Any:
 
 def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
     try:
-        there = _find_arrays(_open_group(path), fields)
+        there = _find_arrays(_open_group(path), fields, path)
         found = {new: _column(path, own, there[own], most_nbytes) for new, own in fields.names(there, path).items()}
     except PenstockError:
         raise
@@ -147,12 +147,12 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
     return FileColumns(path=path, columns=readable(found, path, may_lack=fields.chosen is None))
 
 
-def _find_arrays(root: Any, fields: Selection) -> dict[str, Any]:
+def _find_arrays(root: Any, fields: Selection, path: str) -> dict[str, Any]:
     """Return arrays, and groups of ragged ones, by their paths: those that are wanted, or all if one is not there."""
     if isinstance(root, need("zarr", "zarr").Array):
         return {"array": root}
     if fields.chosen is None:
-        return of_one_length(_list_arrays(root), _nbytes)
+        return of_one_length(_list_arrays(root), _nbytes, path, "choose with fields=, or open the path of a group")
     chosen = {own: root.get(own) for _, own in fields.chosen}
     return chosen if all(one is not None and _has_rows(one) for one in chosen.values()) else _list_arrays(root)
 
