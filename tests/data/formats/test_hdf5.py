@@ -356,17 +356,86 @@ def test_a_dataset_of_another_file_is_refused(tmp_path: Path) -> None:
             file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
     with h5py.File(tmp_path / "links.h5", "w") as file:
         file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
-    with pytest.raises(SourceError, match=r"no datasets with rows, but links to '.*a\.h5'; pass external=True"):
-        reading(tmp_path / "links.h5")
+    for name in ("links", "b"):
+        words = rf"{name}\.h5: the values of 'other' lie in '.*a\.h5', to which it links; pass external=True"
+        with pytest.raises(SourceError, match=words):
+            reading(tmp_path / f"{name}.h5")
     with pytest.raises(SourceError, match="lie in"):
         reading(tmp_path / "b.h5", fields=["other"])
-    with reading(tmp_path / "b.h5") as source:
+    with pytest.raises(SourceError, match="has no field 'y'; it has 'x'"):
+        reading(tmp_path / "b.h5", fields=["y"])
+    with reading(tmp_path / "b.h5", fields=["x"]) as source:
         assert set(source[0]) == {"x"}
+
+
+def test_a_link_by_way_of_another_link_is_not_followed_into_another_file(
+    tmp_path: Path,
+) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["deep/x"] = np.arange(3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["y"] = np.arange(3)
+        file["hidden/other"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "deep")
+        file["in/x"], file["in/y"] = h5py.SoftLink("/group/other/x"), file["y"]
+        file["group"] = h5py.SoftLink("hidden")
+    with reading(tmp_path / "a.h5", group="in", external=True) as source:
+        assert source[2] == {"x": 2, "y": 2}
+    (tmp_path / "other.h5").unlink()  # it is not even opened
+    with pytest.raises(SourceError, match=r"group '/in': the values of 'x' lie in '.*other\.h5', to which it links"):
+        reading(tmp_path / "a.h5", group="in")
+
+
+def test_a_name_that_links_to_a_dataset_of_the_file_is_a_field(tmp_path: Path) -> None:
+    x = np.arange(12.0).reshape(6, 2)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("pool/x", data=x, chunks=(2, 2), compression="gzip")
+        file["pool/name"], file["other"] = [f"n{number}" for number in range(6)], np.zeros((9000, 9))
+        file["train/y"], file["train/x"] = np.arange(6), h5py.SoftLink("/pool/x")
+        file["train/meta"], file["train/chained"] = h5py.SoftLink("/also"), h5py.SoftLink("./meta/name")
+        file["also"], file["links/only"] = h5py.SoftLink("pool"), h5py.SoftLink("/train/y")
+    with reading(tmp_path / "a.h5", group="train") as source:
+        assert source.schema.keys() == {"x", "y", "meta/x", "meta/name", "chained"}
+        for number, sample in enumerate(source):
+            name = f"n{number}"
+            expected = {"x": x[number], "y": np.int64(number), "meta/x": x[number], "meta/name": name, "chained": name}
+            assert_same(sample, expected)
+    with reading(tmp_path / "a.h5", group="links") as source:
+        assert [*source] == [{"only": number} for number in range(6)]
+
+
+def test_a_link_that_leads_nowhere_is_left_out_and_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["gone"] = np.zeros(3), h5py.SoftLink("/no/such")
+        file["inner/one"], file["inner/other"] = h5py.SoftLink("/inner/other"), h5py.SoftLink("one")
+        file["part"] = h5py.SoftLink("/x/y")
+    with pytest.warns(UserWarning, match="left out") as warned, reading(tmp_path / "a.h5") as source:
+        assert set(source[0]) == {"x"}
+    said = [str(one.message).partition("a.h5: ")[2] for one in warned]
+    assert sorted(said) == [
+        "'gone' is a link to '/no/such', where nothing is",
+        "'inner/one' is a link to '/inner/other', where nothing is",
+        "'inner/other' is a link to 'one', where nothing is",
+        "'part' is a link to '/x/y', where nothing is",
+    ]
+    with pytest.raises(SourceError, match=r"group '/inner': 'one' is a link to '/inner/other', where nothing is"):
+        reading(tmp_path / "a.h5", group="inner")
 
 
 def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"], file["back"], file["again"] = np.zeros(3), file["/"], file["/"]
+        file["x"], file["back"], file["inner/up"] = np.zeros(3), file["/"], h5py.SoftLink("/")
+        file["inner/y"], file["inner/here"] = np.ones(3), h5py.SoftLink("/inner")
+    with reading(tmp_path / "a.h5") as source:
+        assert source[0] == {"x": 0, "inner/y": 1}
+
+
+def test_a_group_of_too_many_names_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file
+        for _ in range(14):
+            group = group.create_group("left")
+            group.parent["right"] = group
+        file["x"] = np.zeros(3)
     with pytest.raises(SourceError, match="more than 10000 objects; choose"):
         reading(tmp_path / "a.h5")
     with reading(tmp_path / "a.h5", fields=["x"]) as source:

@@ -1,7 +1,8 @@
 """HDF5: the datasets of a file are the fields of its samples, and their rows are the samples.
 
 fields      the datasets of the file, or of a group, that have as many rows as the largest one; "group/name" for those
-            that lie deeper. What each type is to a sample: `fields.py`. What `HDF5Writer` writes: `writer.py`
+            that lie deeper. A soft link is a name like any other. What each type is to a sample: `fields.py`. What
+            `HDF5Writer` writes: `writer.py`
 files       several are read one after another, and have to have the same fields
 reading     past the HDF5 library and its lock where the file allows it, so that threads and processes read at once:
             `layout.py`; by the library otherwise. Handles are opened in the process that reads
