@@ -753,10 +753,18 @@ def test_what_pytables_and_netcdf_keep_beside_their_values_are_no_fields(tmp_pat
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["table"] = np.arange(3)
         file["_i_table/index/sorted"] = np.zeros((500, 2))
+        file["_i_table"].attrs["CLASS"] = np.bytes_("TINDEX")
         file["sample"] = np.zeros(3, "f4")
         file["sample"].make_scale("This is a netCDF dimension but not a netCDF variable.         3")
     with reading(tmp_path / "a.h5") as source:
         assert [*source] == [{"table": 0}, {"table": 1}, {"table": 2}]
+
+
+def test_what_is_only_named_like_an_index_of_pytables_is_a_field(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["_i_mage"], file["_i_group/y"] = np.arange(3), np.arange(3)
+    with reading(tmp_path / "a.h5") as source:
+        assert source[2] == {"_i_mage": 2, "_i_group/y": 2}
 
 
 def test_ragged_arrays_of_different_dtypes_are_read_in_the_wider_one(tmp_path: Path) -> None:

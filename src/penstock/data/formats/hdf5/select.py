@@ -117,11 +117,9 @@ def _list_datasets(group: Any, external: bool) -> _Listed:
             seen += 1
             if seen > _MAX_OBJECTS:
                 raise SourceError(f"{_where(group)} has more than {_MAX_OBJECTS} objects; choose some with fields=")
-            if name.startswith("_i_"):
-                continue  # PyTables names indexes of its tables so
             one = _linked(way[-1], name, prefix + name, listed, external)
             if isinstance(one, h5py.Group) and RAGGED not in one.attrs:
-                if one not in way:  # a group within itself has nothing new
+                if one not in way and not _is_index(one, name):  # a group within itself has nothing new
                     groups.append((f"{prefix}{name}/", (*way, one)))
             elif isinstance(one, h5py.Group) or (
                 isinstance(one, h5py.Dataset) and one.shape and not _is_dimension(one)
@@ -170,6 +168,11 @@ def _follow(here: Any, path: str, most_links: int = 16) -> Any:
         if isinstance(here, str):
             return here
     return here
+
+
+def _is_index(group: Any, name: str) -> bool:
+    """Whether it is PyTables' of a table's columns."""
+    return name.startswith("_i_") and bool(group.attrs.get("CLASS") == b"TINDEX")
 
 
 def _is_dimension(dataset: Any) -> bool:
