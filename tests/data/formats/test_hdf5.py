@@ -749,6 +749,56 @@ def test_numbers_whose_attributes_give_them_other_meanings_are_not_mixed(tmp_pat
         reading(tmp_path / "0.h5", tmp_path / "1.h5")
 
 
+@pytest.mark.parametrize("true", ["true", np.bytes_("True"), np.array(["true"], object)])
+@pytest.mark.parametrize("dtype", ["i1", ">i2", "<i4", "i8"])
+@pytest.mark.parametrize("options", [{}, {"chunks": (4, 2), "compression": "gzip"}])
+def test_integers_that_netcdf_marks_unsigned_are_unsigned(
+    tmp_path: Path, true: Any, dtype: str, options: dict[str, Any]
+) -> None:
+    x = np.arange(-5, 5, dtype=dtype).reshape(5, 2)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=x, **options)
+        file["x"].attrs["_Unsigned"], file["x"].attrs["_FillValue"] = true, np.array([-1], dtype)
+        file["label"], file["float"] = x[:, 0], np.zeros(5)
+        file["label"].attrs["_Unsigned"], file["float"].attrs["_Unsigned"] = "false", "true"
+    bits = 8 * x.itemsize
+    expected = x.astype(f"u{x.itemsize}")
+    with reading(tmp_path / "a.h5") as source:
+        assert source.schema["x"].words() == f"uint{bits}[2] (_FillValue={(1 << bits) - 1}, _Unsigned=true)"
+        assert (source.schema["label"].words(), source.schema["float"].words()) == (f"int{bits}", "float64")
+        for samples in ([*source], source.__getitems__([*range(5)]), [source[index] for index in range(5)]):
+            for sample, row, label in zip(samples, expected, x[:, 0], strict=True):
+                assert_same(sample, {"x": row, "label": label, "float": np.float64(0)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"_Unsigned": "true"}, {}, r"1\.h5 is int8, and that of .*0\.h5 uint8 \(_Unsigned=true\)"),
+        ({"_FillValue": np.int8(-1)}, {"_FillValue": np.int8(0)}, "int8 ._FillValue=0.*int8 ._FillValue=-1"),
+        ({}, {"_FillValue": np.int8(0)}, "int8 ._FillValue=0"),
+    ],
+)
+def test_files_of_other_signs_or_fill_values_are_not_mixed(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], words: str
+) -> None:
+    for number, attributes in enumerate((one, other)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.arange(-5, 5, dtype="i1")
+            file["x"].attrs.update(attributes)
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "0.h5", tmp_path / "1.h5")
+
+
+def test_files_with_and_without_nan_as_the_fill_value_are_alike(tmp_path: Path) -> None:
+    for number, attributes in enumerate(({"_FillValue": np.float32("nan")}, {})):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.zeros(3, "f4")
+            file["x"].attrs.update(attributes)
+    with reading(tmp_path / "0.h5", tmp_path / "1.h5") as source:
+        assert (len(source), source.schema["x"].words()) == (6, "float32")
+
+
 def test_what_pytables_and_netcdf_keep_beside_their_values_are_no_fields(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["table"] = np.arange(3)

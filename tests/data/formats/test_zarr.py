@@ -115,6 +115,34 @@ def test_arrays_whose_attributes_state_other_units_are_refused(tmp_path: Path) -
         pass
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_integers_that_netcdf_marks_unsigned_are_unsigned(tmp_path: Path, version: Any) -> None:
+    x = np.arange(-5, 5, dtype=">i2").reshape(5, 2)
+    for name, attributes in (("a", {"_Unsigned": "true"}), ("b", {})):
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w", zarr_format=version)
+        group.create_array("x", data=x, chunks=(2, 2)).attrs.update(attributes)
+    with reading(tmp_path / "a.zarr") as source:
+        assert source.schema["x"].words() == "uint16[2] (_Unsigned=true)"
+        for samples in ([*source], source.__getitems__([*range(5)]), [source[index] for index in range(5)]):
+            for sample, row in zip(samples, x.astype("u2"), strict=True):
+                assert_same(sample, {"x": row})
+    with pytest.raises(SourceError, match=r"int16\[2\], and that of .*uint16\[2\] \(_Unsigned=true\)"):
+        reading(tmp_path / "a.zarr", tmp_path / "b.zarr")
+
+
+@pytest.mark.parametrize(("version", "stated"), [(2, None), (3, -9999.0), (3, "AAAAAICHw8A=")])
+def test_fill_values_are_found_where_xarray_keeps_them(tmp_path: Path, version: Any, stated: Any) -> None:
+    for name, fill in (("a", stated), ("b", "AAAAAAAA+H8=")):  # the base64 of NaN
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w", zarr_format=version)
+        kept = {"fill_value": -9999.0 if name == "a" else np.nan} if version == 2 else {}
+        array = group.create_array("x", shape=(3,), dtype="f4", chunks=(3,), **kept)
+        array.attrs.update({"_ARRAY_DIMENSIONS": ["time"]} if version == 2 else {"_FillValue": fill})
+    with reading(tmp_path / "b.zarr") as source:
+        assert source.schema["x"].words() == "float32"
+    with pytest.raises(SourceError, match=r"float32, and that of .*float32 \(_FillValue=-9999\.0\)"):
+        reading(tmp_path / "a.zarr", tmp_path / "b.zarr")
+
+
 def test_batches_are_gathered_from_chunks_that_are_held(tmp_path: Path) -> None:
     data = RNG.normal(size=(50, 6)).astype(">f4")
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")

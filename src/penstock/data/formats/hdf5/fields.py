@@ -1,6 +1,7 @@
 """What a field of an HDF5 file is: from a dataset's rows to arrays, numbers, text and bytes.
 
-numbers            an array of each row; of datasets of one dimension, a number. Enums are numbers, h5py's bool is bool
+numbers            an array of each row; of datasets of one dimension, a number. Enums are numbers, h5py's bool is bool.
+                   What netCDF's attributes state of them: `stated_field`
 strings            text: of variable length up to the first NUL, of fixed length without NULs (or what else fills it up)
                    at its end; datasets of more dimensions give lists of text
 variable length    uint8 is bytes; other numbers are arrays of one dimension that differ in length
@@ -13,7 +14,6 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,8 +22,8 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.array_columns import RAGGED, ragged_column
-from penstock.data.formats.chunked_rows import Values, native
-from penstock.data.formats.column_source import Column, stated_unit
+from penstock.data.formats.chunked_rows import Values, native, unsigned
+from penstock.data.formats.column_source import Column, stated_field
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
@@ -109,10 +109,11 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             part = "".join(f", part {part!r}" for part in parts)
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
-            unit = held.unit or (stated_unit(there.attrs) if held.dtype and not parts else "")
-            decode = native if held.dtype and not parts else partial(_decode, held.kind, parts)
-            opened = partial(_open_values, layout, decode)
-            column = Column(array=layout, field=replace(held, unit=unit), count=layout.count, open=opened)
+            is_plain = bool(held.dtype and not parts)
+            field = stated_field(held, there.attrs) if is_plain and not held.unit else held
+            as_stored = native if field.dtype == held.dtype else unsigned
+            opened = partial(_open_values, layout, as_stored if is_plain else partial(_decode, held.kind, parts))
+            column = Column(array=layout, field=field, count=layout.count, open=opened)
             found["/".join((name, *parts))] = column
     return found
 

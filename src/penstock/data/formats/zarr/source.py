@@ -2,8 +2,9 @@
 
 fields      arrays of numbers, and of strings and bytes of one dimension, that have as many rows as the largest one;
             an array that is not in a group is the field "array". Dates and durations are their integers (int64), in the
-            unit that the schema states, as are `units`, `scale_factor` and so on of netCDF's conventions. What no field
-            can hold is left out with a warning; a group with an array that the zarr package cannot open needs fields=
+            unit that the schema states, as are `units`, `scale_factor` and so on of netCDF's conventions; `_Unsigned`
+            integers are unsigned. What no field can hold is left out with a warning; a group with an array that the
+            zarr package cannot open needs fields=
 reading     by the zarr package, chunk (or shard) by chunk; a chunk is unpacked once and kept a while
 chunk_starts   those of the largest field
 ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays, text is an array of strings. Bytes, and
@@ -24,13 +25,13 @@ import numpy as np
 from penstock.core.errors import PenstockError, RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED, of_one_length, ragged_column, readable
-from penstock.data.formats.chunked_rows import ChunkedRows, Values, native
+from penstock.data.formats.chunked_rows import ChunkedRows, Values, native, unsigned
 from penstock.data.formats.column_source import (
     ArrayLayout,
     Column,
     ColumnSource,
     FileColumns,
-    stated_unit,
+    stated_field,
 )
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Selection
@@ -95,8 +96,10 @@ def _open_rows(array: ArrayLayout, group: _OpenGroup, cache: ChunkCache[Any]) ->
     return ChunkedRows(empty, array.chunk[0], partial(group.read, array), cache, (group.path, array.name))
 
 
-def _open_values(array: ArrayLayout, kind: str, group: _OpenGroup, cache: ChunkCache[Any]) -> Values:
-    return Values(_open_rows(array, group, cache), partial(_decode, kind), group.path, array.name)
+def _open_values(array: ArrayLayout, field: Field, group: _OpenGroup, cache: ChunkCache[Any]) -> Values:
+    is_unsigned = array.dtype.kind == "i" and field.dtype.startswith("u")
+    decode = unsigned if is_unsigned else partial(_decode, field.kind)
+    return Values(_open_rows(array, group, cache), decode, group.path, array.name)
 
 
 def _decode(kind: str, values: np.ndarray) -> Sequence[Any] | np.ndarray:
@@ -193,7 +196,7 @@ def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
         return (
             f"{path}: array {name!r} holds {array.dtype} of shape {array.shape} in each sample, which no field can hold"
         )
-    return Column(array=array, field=field, count=array.count, open=partial(_open_values, array, field.kind))
+    return Column(array=array, field=field, count=array.count, open=partial(_open_values, array, field))
 
 
 def _layout(array: Any, name: str) -> ArrayLayout:
@@ -204,18 +207,21 @@ def _layout(array: Any, name: str) -> ArrayLayout:
 
 def _field(array: Any) -> Field | None:
     dtype, shape = array.dtype, tuple(array.shape[1:])
-    unit = stated_unit(array.attrs)
     if dtype.kind in "mM":
         name, count = np.datetime_data(dtype)
+        is_arrow = (count, name) in _ARROWS
         unit = (
-            f"{'timestamp' if dtype.kind == 'M' else 'duration'}[{name}]"
-            if (count, name) in _ARROWS
-            else str(dtype.newbyteorder("="))
+            f"{'timestamp' if dtype.kind == 'M' else 'duration'}[{name}]" if is_arrow else str(dtype.newbyteorder("="))
         )
-        dtype = np.dtype(np.int64)
+        return Field("array" if shape else "number", "int64", shape, unit)
     if dtype.kind in _NUMBERS:
-        name = dtype.newbyteorder("=").name
-        return Field("array", name, shape, unit) if shape else Field("number", name, unit=unit)
+        field, attributes = (
+            Field("array" if shape else "number", dtype.newbyteorder("=").name, shape),
+            dict(array.attrs),
+        )
+        if "_ARRAY_DIMENSIONS" in attributes and array.metadata.zarr_format == 2 and array.fill_value is not None:
+            attributes["_FillValue"] = array.fill_value  # where xarray keeps it
+        return stated_field(field, attributes)
     if shape or dtype.kind not in "TUSO":
         return None
     return Field("bytes" if dtype.kind == "O" else "text")
