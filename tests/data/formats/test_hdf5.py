@@ -460,6 +460,19 @@ def test_several_files_are_one_source(tmp_path: Path) -> None:
         reading(tmp_path / "0.h5", tmp_path / "3.h5")
 
 
+def test_files_whose_largest_datasets_differ_are_refused_with_what_the_fields_are(tmp_path: Path) -> None:
+    for number, count in enumerate((3, 4)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["big"] = np.zeros((3, 2), "f4"), np.zeros((count, 9))
+    words = (
+        r"1\.h5 has the fields \{'big': .*\}, and .*0\.h5 has \['big', 'x'\]: those with as many rows as the largest"
+    )
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "0.h5", tmp_path / "1.h5")
+    with reading(tmp_path / "0.h5", tmp_path / "1.h5", fields=["x"]) as source:
+        assert len(source) == 6
+
+
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

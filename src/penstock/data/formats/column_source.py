@@ -311,7 +311,10 @@ def _common(files: Sequence[FileColumns]) -> Schema:
     for file, schema in zip(files[1:], others, strict=True):
         if schema.keys() != common.keys():
             words = {name: field.words() for name, field in schema.items()}
-            raise SourceError(f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}")
+            raise SourceError(
+                f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}: those with as many "
+                "rows as the largest one of the file; choose with fields= what both have"
+            )
         for name, field in schema.items():
             old = common[name]
             wide = common_dtype(old.dtype, field.dtype) if old.dtype and field.dtype else ""
