@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -256,12 +257,17 @@ def test_beside_an_array_that_zarr_cannot_open_others_are_read_by_name(
                 file.write_text(text.replace('"int64"', '"a type of the future"'))
             else:
                 file.write_text(text.replace('"<i8"', '"|O"'))  # as numcodecs' VLenArray has it
-    with pytest.raises(SourceError, match=r"cannot be read as Zarr: .*; with fields= no other array is opened"):
+    words = r"cannot be read as Zarr: array '{}': .*; with fields= no other array is opened"
+    with pytest.raises(SourceError, match=words.format("odd")):
         reading(tmp_path / "a.zarr")
     with reading(tmp_path / "a.zarr", fields=["x", "inner/y"]) as opened:
         assert opened[4] == {"x": 4, "inner/y": 4}
     with pytest.raises(SourceError, match="cannot be read as Zarr"):
         reading(tmp_path / "a.zarr", fields=["odd"])
+    if not is_consolidated:
+        shutil.rmtree(tmp_path / "a.zarr" / "odd")
+        with pytest.raises(SourceError, match=words.format("inner/odd")):
+            reading(tmp_path / "a.zarr")
 
 
 def test_an_error_of_a_remote_stores_client_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays,
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -144,10 +145,30 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
         if not (is_remote(path) or isinstance(error, LIBRARY_ERRORS)):  # clients of storage have errors of their own
             raise
         hint = "" if fields.chosen else "; with fields= no other array is opened than those that it names"
-        raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}{hint}") from error
+        name = "" if fields.chosen or is_remote(path) else _name_unopened(path)
+        words = f"{f'array {name!r}: ' if name else ''}{type(error).__name__}: {error}{hint}"
+        raise SourceError(f"{path} cannot be read as Zarr: {words}") from error
     if not found:
         raise SourceError(f"{path} has no arrays with rows")
     return FileColumns(path=path, columns=readable(found, path, may_lack=fields.chosen is None))
+
+
+def _name_unopened(path: str) -> str:
+    """Return the name of an array of a folder that the zarr package cannot open, which its errors do not give."""
+    with suppress(*LIBRARY_ERRORS):
+        groups = [("", _open_group(path))]
+        for prefix, group in groups:
+            for name in sorted(os.listdir(os.path.join(path, prefix))):
+                folder = os.path.join(path, prefix, name)
+                if not any(os.path.exists(os.path.join(folder, one)) for one in (".zarray", ".zgroup", "zarr.json")):
+                    continue
+                try:
+                    member = group[name]
+                except LIBRARY_ERRORS:
+                    return f"{prefix}{name}"
+                if hasattr(member, "groups"):
+                    groups.append((f"{prefix}{name}/", member))
+    return ""
 
 
 def _find_arrays(root: Any, fields: Selection, path: str) -> dict[str, Any]:
