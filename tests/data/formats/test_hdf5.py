@@ -326,6 +326,53 @@ def test_a_nul_in_text_of_fixed_length_belongs_to_it_as_for_h5py(tmp_path: Path)
     assert expected[0] == "a\0b"
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (2,), "compression": "gzip"}, {"chunks": (2,), "compression": "lzf"}]
+)
+def test_strings_that_are_no_utf8_are_refused_as_text_and_given_as_bytes(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    values = [b"gr\xf6\xdfe", b"\xff\xd8\xff\0\x10JFIF\xff\xd9", b""]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("fixed", data=np.array(values), **options)
+        words = [one.replace(b"\0", b"") for one in values]
+        file.create_dataset("varying", data=np.array(words, object), dtype=h5py.string_dtype("ascii"), **options)
+        record = np.zeros(3, [("name", "S12"), ("x", "f4")])
+        record["name"] = values
+        file.create_dataset("record", data=record, **options)
+        file["label"] = np.arange(3)
+    for name in ("fixed", "varying", "record/name"):
+        with (
+            reading(tmp_path / "a.h5", fields=[name]) as source,
+            pytest.raises(RecordError, match=r"no UTF-8.*binary="),
+        ):
+            source[0]
+    binary = ["fixed", "varying", "record/name"]
+    with reading(tmp_path / "a.h5", binary=binary) as source:
+        assert source.schema["fixed"] == source.schema["varying"] == Field("bytes")
+        for samples in ([*source], [source[index] for index in range(3)]):
+            assert [sample["fixed"] for sample in samples] == values
+            assert [sample["record/name"] for sample in samples] == values
+            assert [sample["varying"] for sample in samples] == words
+    with reading(tmp_path / "a.h5", binary=["varying"], fields={"v": "varying"}) as source:
+        assert source[0] == {"v": values[0]}
+
+
+@pytest.mark.parametrize(
+    ("binary", "words"),
+    [
+        (["x"], r"binary= names 'x', which is float64\[2\], and no string in each sample"),
+        (["table"], r"binary= names 'table', which is object \(list<string>\), and no string"),
+        (["nam"], r"binary= names \['nam'\], and the fields are \['name', 'table', 'x'\]"),
+    ],
+)
+def test_binary_names_fields_of_strings(tmp_path: Path, binary: list[str], words: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["name"], file["table"] = np.zeros((3, 2)), ["a", "b", "c"], [["a", "b"]] * 3
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "a.h5", binary=binary)
+
+
 @pytest.mark.parametrize("options", [{}, {"chunks": (2,)}, {"chunks": (2,), "compression": "gzip"}])
 def test_text_that_was_never_written_is_the_fill_value(tmp_path: Path, options: dict[str, Any]) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
