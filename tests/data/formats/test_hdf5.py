@@ -326,6 +326,53 @@ def test_a_nul_in_text_of_fixed_length_belongs_to_it_as_for_h5py(tmp_path: Path)
     assert expected[0] == "a\0b"
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (2,), "compression": "gzip"}, {"chunks": (2,), "compression": "lzf"}]
+)
+def test_strings_that_are_no_utf8_are_refused_as_text_and_given_as_bytes(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    values = [b"gr\xf6\xdfe", b"\xff\xd8\xff\0\x10JFIF\xff\xd9", b""]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("fixed", data=np.array(values), **options)
+        words = [one.replace(b"\0", b"") for one in values]
+        file.create_dataset("varying", data=np.array(words, object), dtype=h5py.string_dtype("ascii"), **options)
+        record = np.zeros(3, [("name", "S12"), ("x", "f4")])
+        record["name"] = values
+        file.create_dataset("record", data=record, **options)
+        file["label"] = np.arange(3)
+    for name in ("fixed", "varying", "record/name"):
+        with (
+            reading(tmp_path / "a.h5", fields=[name]) as source,
+            pytest.raises(RecordError, match=r"no UTF-8.*binary="),
+        ):
+            source[0]
+    binary = ["fixed", "varying", "record/name"]
+    with reading(tmp_path / "a.h5", binary=binary) as source:
+        assert source.schema["fixed"] == source.schema["varying"] == Field("bytes")
+        for samples in ([*source], [source[index] for index in range(3)]):
+            assert [sample["fixed"] for sample in samples] == values
+            assert [sample["record/name"] for sample in samples] == values
+            assert [sample["varying"] for sample in samples] == words
+    with reading(tmp_path / "a.h5", binary=["varying"], fields={"v": "varying"}) as source:
+        assert source[0] == {"v": values[0]}
+
+
+@pytest.mark.parametrize(
+    ("binary", "words"),
+    [
+        (["x"], r"binary= names 'x', which is float64\[2\], and no string in each sample"),
+        (["table"], r"binary= names 'table', which is object \(list<string>\), and no string"),
+        (["nam"], r"binary= names \['nam'\], and the fields are \['name', 'table', 'x'\]"),
+    ],
+)
+def test_binary_names_fields_of_strings(tmp_path: Path, binary: list[str], words: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["name"], file["table"] = np.zeros((3, 2)), ["a", "b", "c"], [["a", "b"]] * 3
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "a.h5", binary=binary)
+
+
 @pytest.mark.parametrize("options", [{}, {"chunks": (2,)}, {"chunks": (2,), "compression": "gzip"}])
 def test_text_that_was_never_written_is_the_fill_value(tmp_path: Path, options: dict[str, Any]) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -356,17 +403,86 @@ def test_a_dataset_of_another_file_is_refused(tmp_path: Path) -> None:
             file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
     with h5py.File(tmp_path / "links.h5", "w") as file:
         file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
-    with pytest.raises(SourceError, match=r"no datasets with rows, but links to '.*a\.h5'; pass external=True"):
-        reading(tmp_path / "links.h5")
+    for name in ("links", "b"):
+        words = rf"{name}\.h5: the values of 'other' lie in '.*a\.h5', to which it links; pass external=True"
+        with pytest.raises(SourceError, match=words):
+            reading(tmp_path / f"{name}.h5")
     with pytest.raises(SourceError, match="lie in"):
         reading(tmp_path / "b.h5", fields=["other"])
-    with reading(tmp_path / "b.h5") as source:
+    with pytest.raises(SourceError, match="has no field 'y'; it has 'x'"):
+        reading(tmp_path / "b.h5", fields=["y"])
+    with reading(tmp_path / "b.h5", fields=["x"]) as source:
         assert set(source[0]) == {"x"}
+
+
+def test_a_link_by_way_of_another_link_is_not_followed_into_another_file(
+    tmp_path: Path,
+) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["deep/x"] = np.arange(3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["y"] = np.arange(3)
+        file["hidden/other"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "deep")
+        file["in/x"], file["in/y"] = h5py.SoftLink("/group/other/x"), file["y"]
+        file["group"] = h5py.SoftLink("hidden")
+    with reading(tmp_path / "a.h5", group="in", external=True) as source:
+        assert source[2] == {"x": 2, "y": 2}
+    (tmp_path / "other.h5").unlink()  # it is not even opened
+    with pytest.raises(SourceError, match=r"group '/in': the values of 'x' lie in '.*other\.h5', to which it links"):
+        reading(tmp_path / "a.h5", group="in")
+
+
+def test_a_name_that_links_to_a_dataset_of_the_file_is_a_field(tmp_path: Path) -> None:
+    x = np.arange(12.0).reshape(6, 2)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("pool/x", data=x, chunks=(2, 2), compression="gzip")
+        file["pool/name"], file["other"] = [f"n{number}" for number in range(6)], np.zeros((9000, 9))
+        file["train/y"], file["train/x"] = np.arange(6), h5py.SoftLink("/pool/x")
+        file["train/meta"], file["train/chained"] = h5py.SoftLink("/also"), h5py.SoftLink("./meta/name")
+        file["also"], file["links/only"] = h5py.SoftLink("pool"), h5py.SoftLink("/train/y")
+    with reading(tmp_path / "a.h5", group="train") as source:
+        assert source.schema.keys() == {"x", "y", "meta/x", "meta/name", "chained"}
+        for number, sample in enumerate(source):
+            name = f"n{number}"
+            expected = {"x": x[number], "y": np.int64(number), "meta/x": x[number], "meta/name": name, "chained": name}
+            assert_same(sample, expected)
+    with reading(tmp_path / "a.h5", group="links") as source:
+        assert [*source] == [{"only": number} for number in range(6)]
+
+
+def test_a_link_that_leads_nowhere_is_left_out_and_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["gone"] = np.zeros(3), h5py.SoftLink("/no/such")
+        file["inner/one"], file["inner/other"] = h5py.SoftLink("/inner/other"), h5py.SoftLink("one")
+        file["part"] = h5py.SoftLink("/x/y")
+    with pytest.warns(UserWarning, match="left out") as warned, reading(tmp_path / "a.h5") as source:
+        assert set(source[0]) == {"x"}
+    said = [str(one.message).partition("a.h5: ")[2] for one in warned]
+    assert sorted(said) == [
+        "'gone' is a link to '/no/such', where nothing is",
+        "'inner/one' is a link to '/inner/other', where nothing is",
+        "'inner/other' is a link to 'one', where nothing is",
+        "'part' is a link to '/x/y', where nothing is",
+    ]
+    with pytest.raises(SourceError, match=r"group '/inner': 'one' is a link to '/inner/other', where nothing is"):
+        reading(tmp_path / "a.h5", group="inner")
 
 
 def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"], file["back"], file["again"] = np.zeros(3), file["/"], file["/"]
+        file["x"], file["back"], file["inner/up"] = np.zeros(3), file["/"], h5py.SoftLink("/")
+        file["inner/y"], file["inner/here"] = np.ones(3), h5py.SoftLink("/inner")
+    with reading(tmp_path / "a.h5") as source:
+        assert source[0] == {"x": 0, "inner/y": 1}
+
+
+def test_a_group_of_too_many_names_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file
+        for _ in range(14):
+            group = group.create_group("left")
+            group.parent["right"] = group
+        file["x"] = np.zeros(3)
     with pytest.raises(SourceError, match="more than 10000 objects; choose"):
         reading(tmp_path / "a.h5")
     with reading(tmp_path / "a.h5", fields=["x"]) as source:
@@ -389,6 +505,19 @@ def test_several_files_are_one_source(tmp_path: Path) -> None:
         file["x"] = np.zeros((3, 2), "?")
     with pytest.raises(SourceError, match=r"field 'x' of .*3.h5 is bool\[2\], and that of .*0.h5 int32\[2\]"):
         reading(tmp_path / "0.h5", tmp_path / "3.h5")
+
+
+def test_files_whose_largest_datasets_differ_are_refused_with_what_the_fields_are(tmp_path: Path) -> None:
+    for number, count in enumerate((3, 4)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["big"] = np.zeros((3, 2), "f4"), np.zeros((count, 9))
+    words = (
+        r"1\.h5 has the fields \{'big': .*\}, and .*0\.h5 has \['big', 'x'\]: those with as many rows as the largest"
+    )
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "0.h5", tmp_path / "1.h5")
+    with reading(tmp_path / "0.h5", tmp_path / "1.h5", fields=["x"]) as source:
+        assert len(source) == 6
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -680,14 +809,72 @@ def test_numbers_whose_attributes_give_them_other_meanings_are_not_mixed(tmp_pat
         reading(tmp_path / "0.h5", tmp_path / "1.h5")
 
 
+@pytest.mark.parametrize("true", ["true", np.bytes_("True"), np.array(["true"], object)])
+@pytest.mark.parametrize("dtype", ["i1", ">i2", "<i4", "i8"])
+@pytest.mark.parametrize("options", [{}, {"chunks": (4, 2), "compression": "gzip"}])
+def test_integers_that_netcdf_marks_unsigned_are_unsigned(
+    tmp_path: Path, true: Any, dtype: str, options: dict[str, Any]
+) -> None:
+    x = np.arange(-5, 5, dtype=dtype).reshape(5, 2)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=x, **options)
+        file["x"].attrs["_Unsigned"], file["x"].attrs["_FillValue"] = true, np.array([-1], dtype)
+        file["label"], file["float"] = x[:, 0], np.zeros(5)
+        file["label"].attrs["_Unsigned"], file["float"].attrs["_Unsigned"] = "false", "true"
+    bits = 8 * x.itemsize
+    expected = x.astype(f"u{x.itemsize}")
+    with reading(tmp_path / "a.h5") as source:
+        assert source.schema["x"].words() == f"uint{bits}[2] (_FillValue={(1 << bits) - 1}, _Unsigned=true)"
+        assert (source.schema["label"].words(), source.schema["float"].words()) == (f"int{bits}", "float64")
+        for samples in ([*source], source.__getitems__([*range(5)]), [source[index] for index in range(5)]):
+            for sample, row, label in zip(samples, expected, x[:, 0], strict=True):
+                assert_same(sample, {"x": row, "label": label, "float": np.float64(0)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"_Unsigned": "true"}, {}, r"1\.h5 is int8, and that of .*0\.h5 uint8 \(_Unsigned=true\)"),
+        ({"_FillValue": np.int8(-1)}, {"_FillValue": np.int8(0)}, "int8 ._FillValue=0.*int8 ._FillValue=-1"),
+        ({}, {"_FillValue": np.int8(0)}, "int8 ._FillValue=0"),
+    ],
+)
+def test_files_of_other_signs_or_fill_values_are_not_mixed(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], words: str
+) -> None:
+    for number, attributes in enumerate((one, other)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.arange(-5, 5, dtype="i1")
+            file["x"].attrs.update(attributes)
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "0.h5", tmp_path / "1.h5")
+
+
+def test_files_with_and_without_nan_as_the_fill_value_are_alike(tmp_path: Path) -> None:
+    for number, attributes in enumerate(({"_FillValue": np.float32("nan")}, {})):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.zeros(3, "f4")
+            file["x"].attrs.update(attributes)
+    with reading(tmp_path / "0.h5", tmp_path / "1.h5") as source:
+        assert (len(source), source.schema["x"].words()) == (6, "float32")
+
+
 def test_what_pytables_and_netcdf_keep_beside_their_values_are_no_fields(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["table"] = np.arange(3)
         file["_i_table/index/sorted"] = np.zeros((500, 2))
+        file["_i_table"].attrs["CLASS"] = np.bytes_("TINDEX")
         file["sample"] = np.zeros(3, "f4")
         file["sample"].make_scale("This is a netCDF dimension but not a netCDF variable.         3")
     with reading(tmp_path / "a.h5") as source:
         assert [*source] == [{"table": 0}, {"table": 1}, {"table": 2}]
+
+
+def test_what_is_only_named_like_an_index_of_pytables_is_a_field(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["_i_mage"], file["_i_group/y"] = np.arange(3), np.arange(3)
+    with reading(tmp_path / "a.h5") as source:
+        assert source[2] == {"_i_mage": 2, "_i_group/y": 2}
 
 
 def test_ragged_arrays_of_different_dtypes_are_read_in_the_wider_one(tmp_path: Path) -> None:

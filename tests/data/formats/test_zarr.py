@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_an_array_that_no_field_can_hold_is_left_out_and_named(tmp_path: Path) -
         pass
 
 
+def test_arrays_that_look_alike_and_differ_in_length_are_refused_unless_they_are_chosen(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name, rows in (("train/x", 5), ("test/x", 3)):
+        group.create_array(name, data=np.zeros((rows, 2), "f4"), chunks=(rows, 2))
+    group.create_array("mean", data=np.zeros(2, "f4"), chunks=(2,))
+    words = r"a\.zarr: 'test/x' with 3 rows and 'train/x' with 5 look alike: choose with fields=, or open the path of"
+    with pytest.raises(SourceError, match=words):
+        reading(tmp_path / "a.zarr")
+    with reading(tmp_path / "a.zarr", fields=["test/x"]) as source:
+        assert len(source) == 3
+    with closing(penstock.open(tmp_path / "a.zarr" / "train", format="zarr")) as source:
+        assert (len(source), set(source.schema)) == (5, {"x"})
+
+
 def test_arrays_whose_attributes_state_other_units_are_refused(tmp_path: Path) -> None:
     for name, unit in (("0", "m"), ("1", "km")):
         group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w")
@@ -99,6 +114,34 @@ def test_arrays_whose_attributes_state_other_units_are_refused(tmp_path: Path) -
         assert source.schema["x"].words() == "int64 (units=m)"
     with pytest.raises(SourceError, match=r"units=km.*units=m"), reading(tmp_path / "0.zarr", tmp_path / "1.zarr"):
         pass
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_integers_that_netcdf_marks_unsigned_are_unsigned(tmp_path: Path, version: Any) -> None:
+    x = np.arange(-5, 5, dtype=">i2").reshape(5, 2)
+    for name, attributes in (("a", {"_Unsigned": "true"}), ("b", {})):
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w", zarr_format=version)
+        group.create_array("x", data=x, chunks=(2, 2)).attrs.update(attributes)
+    with reading(tmp_path / "a.zarr") as source:
+        assert source.schema["x"].words() == "uint16[2] (_Unsigned=true)"
+        for samples in ([*source], source.__getitems__([*range(5)]), [source[index] for index in range(5)]):
+            for sample, row in zip(samples, x.astype("u2"), strict=True):
+                assert_same(sample, {"x": row})
+    with pytest.raises(SourceError, match=r"int16\[2\], and that of .*uint16\[2\] \(_Unsigned=true\)"):
+        reading(tmp_path / "a.zarr", tmp_path / "b.zarr")
+
+
+@pytest.mark.parametrize(("version", "stated"), [(2, None), (3, -9999.0), (3, "AAAAAICHw8A=")])
+def test_fill_values_are_found_where_xarray_keeps_them(tmp_path: Path, version: Any, stated: Any) -> None:
+    for name, fill in (("a", stated), ("b", "AAAAAAAA+H8=")):  # the base64 of NaN
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w", zarr_format=version)
+        kept = {"fill_value": -9999.0 if name == "a" else np.nan} if version == 2 else {}
+        array = group.create_array("x", shape=(3,), dtype="f4", chunks=(3,), **kept)
+        array.attrs.update({"_ARRAY_DIMENSIONS": ["time"]} if version == 2 else {"_FillValue": fill})
+    with reading(tmp_path / "b.zarr") as source:
+        assert source.schema["x"].words() == "float32"
+    with pytest.raises(SourceError, match=r"float32, and that of .*float32 \(_FillValue=-9999\.0\)"):
+        reading(tmp_path / "a.zarr", tmp_path / "b.zarr")
 
 
 def test_batches_are_gathered_from_chunks_that_are_held(tmp_path: Path) -> None:
@@ -214,12 +257,17 @@ def test_beside_an_array_that_zarr_cannot_open_others_are_read_by_name(
                 file.write_text(text.replace('"int64"', '"a type of the future"'))
             else:
                 file.write_text(text.replace('"<i8"', '"|O"'))  # as numcodecs' VLenArray has it
-    with pytest.raises(SourceError, match=r"cannot be read as Zarr: .*; with fields= no other array is opened"):
+    words = r"cannot be read as Zarr: array '{}': .*; with fields= no other array is opened"
+    with pytest.raises(SourceError, match=words.format("odd")):
         reading(tmp_path / "a.zarr")
     with reading(tmp_path / "a.zarr", fields=["x", "inner/y"]) as opened:
         assert opened[4] == {"x": 4, "inner/y": 4}
     with pytest.raises(SourceError, match="cannot be read as Zarr"):
         reading(tmp_path / "a.zarr", fields=["odd"])
+    if not is_consolidated:
+        shutil.rmtree(tmp_path / "a.zarr" / "odd")
+        with pytest.raises(SourceError, match=words.format("inner/odd")):
+            reading(tmp_path / "a.zarr")
 
 
 def test_an_error_of_a_remote_stores_client_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:

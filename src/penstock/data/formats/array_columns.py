@@ -58,11 +58,40 @@ def row_count(one: Any) -> int:
     return int((one["offsets"] if RAGGED in one.attrs else one).shape[0])
 
 
-def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int]) -> dict[str, Any]:
-    """Return the arrays that have as many rows as the largest one, given the bytes of an array."""
+def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int], where: str, choose: str) -> dict[str, Any]:
+    """Return the arrays that have as many rows as the largest one.
+
+    Args:
+        there: arrays, and groups of ragged ones.
+        nbytes: returns the bytes of an array.
+        where: they lie, for messages.
+        choose: says how others are chosen.
+
+    Raises:
+        SourceError: one that has another number of rows looks like one of these.
+    """
     sizes = [(nbytes(one["values"] if RAGGED in one.attrs else one), row_count(one)) for one in there.values()]
     _, rows = max(sizes, default=(0, 0))
-    return {name: one for name, one in there.items() if row_count(one) == rows}
+    same = {name: one for name, one in there.items() if row_count(one) == rows}
+    kinds = {kind: name for name, one in same.items() if (kind := _kind(one)) is not None}
+    for name, one in there.items():
+        other = kinds.get(_kind(one) or ((), ""))
+        if name not in same and other is not None:
+            raise SourceError(
+                f"{where}: {name!r} with {row_count(one)} rows and {other!r} with {row_count(same[other])} look alike: "
+                f"{choose}; there are {', '.join(map(repr, there))}"
+            )
+    return same
+
+
+def _kind(one: Any) -> tuple[tuple[int, ...], str] | None:
+    """What makes arrays look alike, as x_train and x_test do; of one dimension too many do, as mean and std."""
+    if RAGGED in one.attrs or len(one.shape) < 2:
+        return None
+    try:
+        return tuple(one.shape[1:]), str(one.dtype)
+    except (TypeError, ValueError):  # NumPy has no such type
+        return None
 
 
 def readable(columns: Mapping[str, Column | str], where: str, *, may_lack: bool = True) -> dict[str, Column]:

@@ -177,3 +177,12 @@ def native(values: Any) -> Any:
     if dtype.kind == "b":
         return np.ascontiguousarray(values).view(np.uint8) != 0
     return values if dtype.isnative else values.astype(dtype.newbyteorder("="))
+
+
+def unsigned(values: Any) -> Any:
+    """Return signed integers as the unsigned ones of the same bits, in this machine's byte order.
+
+    >>> unsigned(np.array([-1, 5], ">i2"))
+    array([65535,     5], dtype=uint16)
+    """
+    return native(values).view(f"u{values.dtype.itemsize}")

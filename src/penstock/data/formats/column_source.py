@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import math
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,6 +33,7 @@ _SPAN_NBYTES = 1 << 19
 
 _MAX_RUNS = 1 << 24
 _MAX_OPEN = 128
+_STATED = "units", "calendar", "scale_factor", "add_offset", "_FillValue", "_Unsigned"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -263,19 +267,42 @@ class ColumnSource(Source):
         self._reading.close()
 
 
-def stated_unit(attributes: Mapping[str, Any]) -> str:
-    """Return what the attributes of an array say of its numbers, in the names of netCDF's conventions.
+def stated_field(field: Field, attributes: Mapping[str, Any]) -> Field:
+    """Return the field of an array of numbers with what its attributes say of them, in netCDF's conventions.
 
-    >>> stated_unit({"units": b"K", "scale_factor": np.array([0.5]), "title": "t"})
-    'units=K, scale_factor=0.5'
+    Integers whose `_Unsigned` is "true" are unsigned, as netCDF4-python reads them: netCDF-3 has no such types.
+
+    >>> stated_field(Field("number", "int8"), {"units": b"K", "scale_factor": np.array([0.5]), "title": "t"}).words()
+    'int8 (units=K, scale_factor=0.5)'
+    >>> stated_field(Field("array", ">i2", (3,)), {"_Unsigned": "true", "_FillValue": np.int16(-1)}).words()
+    'uint16[3] (_FillValue=65535, _Unsigned=true)'
     """
-    found = []
-    for name in ("units", "calendar", "scale_factor", "add_offset"):
-        if name in attributes:
-            value = np.asarray(attributes[name]).reshape(-1)[:1].tolist()
-            words = value[0].decode(errors="replace") if value and isinstance(value[0], bytes) else (value or [""])[0]
-            found.append(f"{name}={str(words)[:200]}")
-    return ", ".join(found)
+    stated = {name: _stated(attributes[name]) for name in _STATED if name in attributes}
+    is_unsigned = str(stated.pop("_Unsigned", "")).lower() == "true"
+    dtype = np.dtype(field.dtype)
+    if dtype.kind == "i" and is_unsigned:
+        field = replace(field, dtype=f"uint{8 * dtype.itemsize}")
+        if isinstance(stated.get("_FillValue"), int):
+            stated["_FillValue"] %= 1 << 8 * dtype.itemsize
+        stated["_Unsigned"] = "true"
+    if dtype.kind == "f" and "_FillValue" in stated:
+        stated["_FillValue"] = _float(stated["_FillValue"])
+        if stated["_FillValue"] != stated["_FillValue"]:  # a NaN is missing whatever the file says
+            del stated["_FillValue"]
+    return replace(field, unit=", ".join(f"{name}={str(value)[:200]}" for name, value in stated.items()))
+
+
+def _stated(value: Any) -> Any:
+    first = next(iter(np.asarray(value).reshape(-1)[:1].tolist()), "")
+    return first.decode(errors="replace") if isinstance(first, bytes) else first
+
+
+def _float(value: Any) -> Any:
+    """Return a float that xarray stated in JSON as the base64 of its eight bytes."""
+    if isinstance(value, str):
+        with suppress(ValueError, struct.error):
+            return struct.unpack("<d", base64.b64decode(value, validate=True))[0]
+    return value
 
 
 def _common(files: Sequence[FileColumns]) -> Schema:
@@ -284,7 +311,10 @@ def _common(files: Sequence[FileColumns]) -> Schema:
     for file, schema in zip(files[1:], others, strict=True):
         if schema.keys() != common.keys():
             words = {name: field.words() for name, field in schema.items()}
-            raise SourceError(f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}")
+            raise SourceError(
+                f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}: those with as many "
+                "rows as the largest one of the file; choose with fields= what both have"
+            )
         for name, field in schema.items():
             old = common[name]
             wide = common_dtype(old.dtype, field.dtype) if old.dtype and field.dtype else ""

@@ -1,8 +1,10 @@
 """What a field of an HDF5 file is: from a dataset's rows to arrays, numbers, text and bytes.
 
-numbers            an array of each row; of datasets of one dimension, a number. Enums are numbers, h5py's bool is bool
+numbers            an array of each row; of datasets of one dimension, a number. Enums are numbers, h5py's bool is bool.
+                   What netCDF's attributes state of them: `stated_field`
 strings            text: of variable length up to the first NUL, of fixed length without NULs (or what else fills it up)
-                   at its end; datasets of more dimensions give lists of text
+                   at its end; datasets of more dimensions give lists of text. Those that `binary` names are bytes,
+                   without NULs at the end
 variable length    uint8 is bytes; other numbers are arrays of one dimension that differ in length
 opaque             bytes
 compound           a field for each part, "dataset/part"
@@ -13,7 +15,6 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,8 +23,8 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.array_columns import RAGGED, ragged_column
-from penstock.data.formats.chunked_rows import Values, native
-from penstock.data.formats.column_source import Column, stated_unit
+from penstock.data.formats.chunked_rows import Values, native, unsigned
+from penstock.data.formats.column_source import Column, stated_field
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
@@ -43,9 +44,14 @@ def _open_values(
 
 
 def _open_objects(
-    layout: DatasetLayout, field: Field, itemsize: int, max_nbytes: int, file: HDF5File, cache: ChunkCache[Any]
+    layout: DatasetLayout,
+    decode: Callable[[Heap, int, np.ndarray], list[Any]],
+    itemsize: int,
+    max_nbytes: int,
+    file: HDF5File,
+    cache: ChunkCache[Any],
 ) -> Values:
-    return _open_values(layout, partial(_decode_heap, field, itemsize, Heap(file, cache, max_nbytes)), file, cache)
+    return _open_values(layout, partial(decode, Heap(file, cache, max_nbytes), itemsize), file, cache)
 
 
 # ── values of rows ──────────────────────────────────────────────────────────────────────────────────────────
@@ -56,16 +62,43 @@ def _decode(kind: str, parts: Sequence[str], values: np.ndarray) -> Sequence[Any
         values = values[part]
     if kind in ("array", "number"):
         return cast(np.ndarray, native(values))
-    return [*map(bytes if kind == "bytes" else _decode_text, values)]
+    try:
+        return [*map(bytes if kind == "bytes" else _decode_text, values)]
+    except UnicodeDecodeError as error:
+        raise _no_text(error) from error
 
 
-def _decode_heap(field: Field, itemsize: int, heap: Heap, references: np.ndarray) -> list[Any]:
-    found = heap.take(references, itemsize)
+def _objects_decoder(field: Field, is_string: bool) -> Callable[[Heap, int, np.ndarray], list[Any]]:
+    """Return what makes values of references to the heap."""
     if field.kind == "text":
-        return [one.partition(b"\0")[0].replace(*_NUL).decode() for one in found]
+        return _texts_of
     if field.kind == "bytes":
-        return found
-    return [native(np.frombuffer(bytearray(one), field.dtype)) for one in found]
+        return _unpadded_of if is_string else _bytes_of
+    return partial(_arrays_of, field.dtype)
+
+
+def _texts_of(heap: Heap, itemsize: int, references: np.ndarray) -> list[str]:
+    found = heap.take(references, itemsize)
+    try:
+        return [one.partition(b"\0")[0].replace(*_NUL).decode() for one in found]
+    except UnicodeDecodeError as error:
+        raise _no_text(error) from error
+
+
+def _bytes_of(heap: Heap, itemsize: int, references: np.ndarray) -> list[bytes]:
+    return heap.take(references, itemsize)
+
+
+def _unpadded_of(heap: Heap, itemsize: int, references: np.ndarray) -> list[bytes]:
+    return [one.rstrip(b"\0") for one in heap.take(references, itemsize)]
+
+
+def _arrays_of(dtype: str, heap: Heap, itemsize: int, references: np.ndarray) -> list[np.ndarray]:
+    return [native(np.frombuffer(bytearray(one), dtype)) for one in heap.take(references, itemsize)]
+
+
+def _no_text(error: UnicodeDecodeError) -> ValueError:
+    return ValueError(f"the string is no UTF-8, as text is: {error}; name the field in binary= for its bytes")
 
 
 def _decode_text(value: Any) -> Any:
@@ -95,9 +128,11 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
     leaf = _variable(there.dtype) if there.dtype.kind == "O" and len(there.shape) == 1 else None
     if leaf is not None:
         field, itemsize = leaf
+        is_string = field.kind == "text"
+        field = _as_asked(field, name, file)
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
         if layout.dtype == HEAP_REFERENCE:
-            opened = partial(_open_objects, layout, field, itemsize, file.max_nbytes)
+            opened = partial(_open_objects, layout, _objects_decoder(field, is_string), itemsize, file.max_nbytes)
         else:
             opened = partial(_open_values, layout, partial(_decode, field.kind, ()))
         return {name: Column(array=layout, field=field, count=layout.count, object_nbytes=file.nbytes, open=opened)}
@@ -109,12 +144,24 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             part = "".join(f", part {part!r}" for part in parts)
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
-            unit = held.unit or (stated_unit(there.attrs) if held.dtype and not parts else "")
-            decode = native if held.dtype and not parts else partial(_decode, held.kind, parts)
-            opened = partial(_open_values, layout, decode)
-            column = Column(array=layout, field=replace(held, unit=unit), count=layout.count, open=opened)
+            held = _as_asked(held, "/".join((name, *parts)), file)
+            is_plain = bool(held.dtype and not parts)
+            field = stated_field(held, there.attrs) if is_plain and not held.unit else held
+            as_stored = native if field.dtype == held.dtype else unsigned
+            opened = partial(_open_values, layout, as_stored if is_plain else partial(_decode, held.kind, parts))
+            column = Column(array=layout, field=field, count=layout.count, open=opened)
             found["/".join((name, *parts))] = column
     return found
+
+
+def _as_asked(field: Field, name: str, file: ProbedFile) -> Field:
+    if name not in file.binary or field.kind == "bytes":
+        return field
+    if field.kind != "text":
+        raise SourceError(
+            f"{file.path}: binary= names {name!r}, which is {field.words()}, and no string in each sample"
+        )
+    return Field("bytes")
 
 
 def _why_unreadable(dataset: Any) -> str:

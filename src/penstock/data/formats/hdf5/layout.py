@@ -79,6 +79,9 @@ class ProbedFile:
     external: bool
     """Whether values may lie in other files. A file names them as it likes, also those that nobody meant to share."""
 
+    binary: frozenset[str] = frozenset()
+    """Which strings are bytes, and no text."""
+
 
 def read_layout(dataset: Any, file: ProbedFile, name: str, *, on_heap: bool = False) -> DatasetLayout:
     """Return where a dataset's rows lie; `name` is its path in the group.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import RAGGED, of_one_length, readable, row_count
+from penstock.data.formats.array_columns import RAGGED, of_one_length, readable
 from penstock.data.formats.column_source import Column
 from penstock.data.optional import need
 from penstock.data.schema import Selection
@@ -16,6 +16,19 @@ Describe = Callable[[str, Any], dict[str, Column | str]]
 
 _MAX_OBJECTS = 10_000
 _NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+
+
+class _Listed(NamedTuple):
+    """What lies in a group, by paths in it."""
+
+    datasets: dict[str, Any]
+    """Those with rows, and groups of ragged arrays."""
+
+    dangling: dict[str, str]
+    """Links that lead nowhere, and why they do."""
+
+    outside: dict[str, str]
+    """Links that were not followed, and the file to which each leads."""
 
 
 def select_columns(group: Any, fields: Selection, describe: Describe, *, external: bool) -> dict[str, Column]:
@@ -30,8 +43,8 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
     Warns of what no field can hold, and is left out as nobody asked for it by name.
 
     Raises:
-        SourceError: there are none, one is not there or cannot be held, they differ in length, or it is not clear which
-            are meant.
+        SourceError: there are none, one is not there or cannot be held, they differ in length, it is not clear which
+            are meant, or one is a link to another file, without `external`.
     """
     if fields.chosen is None:
         found = _all_columns(_list_datasets(group, external), _where(group), describe)
@@ -39,18 +52,21 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
         found = {name: _find_column(group, own, describe, external) for name, own in fields.chosen}
     columns = readable(found, _where(group))
     if not columns:
-        links = (group.get(name, getlink=True) for name in group)
-        others = [link.filename for link in links if isinstance(link, need("h5py", "hdf5").ExternalLink)]
-        hint = f", but links to {others[0]!r}; pass external=True if it may name files to read" if others else ""
-        raise SourceError(f"{_where(group)} has no datasets with rows{hint}")
+        raise SourceError(f"{_where(group)} has no datasets with rows")
     return columns
 
 
-def _all_columns(there: dict[str, Any], where: str, describe: Describe) -> dict[str, Column | str]:
-    columns: dict[str, Column | str] = {}
+def _all_columns(listed: _Listed, where: str, describe: Describe) -> dict[str, Column | str]:
+    if listed.outside:
+        name, file = next(iter(listed.outside.items()))
+        raise SourceError(
+            f"{where}: the values of {name!r} lie in {file!r}, to which it links; pass external=True if this file may "
+            "name files to read, or choose other fields with fields="
+        )
+    columns: dict[str, Column | str] = {name: f"{where}: {why}" for name, why in listed.dangling.items()}
+    there = listed.datasets
     while there and all(isinstance(column, str) for column in columns.values()):
-        same = of_one_length(there, _nbytes)
-        _check_alike(there, same, where)
+        same = of_one_length(there, _nbytes, where, "choose with fields= or group=")
         for name, one in same.items():
             columns |= describe(name, one)
         there = {name: one for name, one in there.items() if name not in same}
@@ -72,7 +88,7 @@ def _find_column(group: Any, name: str, describe: Describe, external: bool) -> C
         if isinstance(column, str):
             raise SourceError(f"{column}; choose other fields with fields=")
         return column
-    known = columns or _list_datasets(group, external)
+    known = columns or _list_datasets(group, external).datasets
     raise SourceError(
         f"{_where(group)} has no field {name!r}; it has {', '.join(map(repr, list(known)[:50])) or 'none'}"
     )
@@ -86,31 +102,77 @@ def _dataset(group: Any, name: str) -> Any:
     return found if isinstance(found, h5py.Group) and RAGGED in found.attrs else None
 
 
-def _list_datasets(group: Any, external: bool) -> dict[str, Any]:
-    """Return the datasets that have rows, and the groups of ragged arrays, by their paths in the group.
+def _list_datasets(group: Any, external: bool) -> _Listed:
+    """List a group and those within it, and follow links: each name is one more, also where two are of one dataset.
 
-    Group by group: the library's own walk, `visititems`, crashes on some files that are corrupt (HDF5 2.0.0).
+    Group by group: the library's own walk, `visititems`, crashes on some files that are corrupt (HDF5 2.0.0), and
+    follows no soft links.
     """
     h5py = need("h5py", "hdf5")
-    found: dict[str, Any] = {}
+    listed = _Listed({}, {}, {})
     seen = 0
-    followed = (h5py.HardLink, h5py.ExternalLink) if external else (h5py.HardLink,)
-    groups = [("", group)]
-    for prefix, here in groups:
-        for name in here:
+    groups: list[tuple[str, tuple[Any, ...]]] = [("", (group,))]
+    for prefix, way in groups:
+        for name in way[-1]:
             seen += 1
-            if seen > _MAX_OBJECTS:  # or a link that leads back
+            if seen > _MAX_OBJECTS:
                 raise SourceError(f"{_where(group)} has more than {_MAX_OBJECTS} objects; choose some with fields=")
-            if name.startswith("_i_") or not isinstance(here.get(name, getlink=True), followed):
-                continue  # PyTables names indexes of its tables so
-            one = here[name]
+            one = _linked(way[-1], name, prefix + name, listed, external)
             if isinstance(one, h5py.Group) and RAGGED not in one.attrs:
-                groups.append((f"{prefix}{name}/", one))
+                if one not in way and not _is_index(one, name):  # a group within itself has nothing new
+                    groups.append((f"{prefix}{name}/", (*way, one)))
             elif isinstance(one, h5py.Group) or (
                 isinstance(one, h5py.Dataset) and one.shape and not _is_dimension(one)
             ):
-                found[prefix + name] = one
-    return found
+                listed.datasets[prefix + name] = one
+    return listed
+
+
+def _linked(here: Any, name: str, path: str, listed: _Listed, external: bool) -> Any:
+    """Return what a name of a group links to, or None, and list why."""
+    h5py = need("h5py", "hdf5")
+    link = here.get(name, getlink=True)
+    if isinstance(link, h5py.HardLink) or (external and isinstance(link, h5py.ExternalLink)):
+        return here[name]
+    try:
+        one = here[name] if external else _follow(here, name)
+    except (KeyError, RuntimeError):
+        listed.dangling[path] = f"{path!r} is a link to {link.path!r}, where nothing is"
+        return None
+    if isinstance(one, str):
+        listed.outside[path] = one
+        return None
+    return one
+
+
+def _follow(here: Any, path: str, most_links: int = 16) -> Any:
+    """Return what lies at a path, by way of soft links; the name of the other file to which it leads, not opened.
+
+    Raises:
+        KeyError: there is nothing.
+        RuntimeError: there are more links on the way than the HDF5 library follows, as in a circle.
+    """
+    h5py = need("h5py", "hdf5")
+    if most_links < 0:
+        raise RuntimeError("too many links")
+    here = here.file["/"] if path.startswith("/") else here
+    for part in path.split("/"):
+        if part in ("", "."):
+            continue
+        link = here.get(part, getlink=True) if isinstance(here, h5py.Group) else None
+        if link is None:
+            raise KeyError(part)
+        if isinstance(link, h5py.ExternalLink):
+            return link.filename
+        here = _follow(here, link.path, most_links - 1) if isinstance(link, h5py.SoftLink) else here[part]
+        if isinstance(here, str):
+            return here
+    return here
+
+
+def _is_index(group: Any, name: str) -> bool:
+    """Whether it is PyTables' of a table's columns."""
+    return name.startswith("_i_") and bool(group.attrs.get("CLASS") == b"TINDEX")
 
 
 def _is_dimension(dataset: Any) -> bool:
@@ -119,26 +181,5 @@ def _is_dimension(dataset: Any) -> bool:
     return isinstance(name, bytes) and name.startswith(_NO_VARIABLE)
 
 
-def _check_alike(there: dict[str, Any], same: dict[str, Any], where: str) -> None:
-    kinds = {kind: name for name, one in same.items() if (kind := _kind(one)) is not None}
-    for name, one in there.items():
-        other = kinds.get(_kind(one) or ((), ""))
-        if name not in same and other is not None:
-            raise SourceError(
-                f"{where}: {name!r} with {row_count(one)} rows and {other!r} with {row_count(same[other])} look alike: "
-                f"choose with fields= or group=; there are {', '.join(map(repr, there))}"
-            )
-
-
 def _nbytes(dataset: Any) -> int:
     return int(dataset.size) * int(dataset.id.get_type().get_size())  # NumPy may have no such type
-
-
-def _kind(one: Any) -> tuple[tuple[int, ...], str] | None:
-    """What makes datasets look alike, as x_train and x_test do; of one dimension too many do, as mean and std."""
-    if RAGGED in one.attrs or len(one.shape) < 2:
-        return None
-    try:
-        return one.shape[1:], str(one.dtype)
-    except (TypeError, ValueError):
-        return None

@@ -1,7 +1,8 @@
 """HDF5: the datasets of a file are the fields of its samples, and their rows are the samples.
 
 fields      the datasets of the file, or of a group, that have as many rows as the largest one; "group/name" for those
-            that lie deeper. What each type is to a sample: `fields.py`. What `HDF5Writer` writes: `writer.py`
+            that lie deeper. A soft link is a name like any other. What each type is to a sample: `fields.py`. What
+            `HDF5Writer` writes: `writer.py`
 files       several are read one after another, and have to have the same fields
 reading     past the HDF5 library and its lock where the file allows it, so that threads and processes read at once:
             `layout.py`; by the library otherwise. Handles are opened in the process that reads
@@ -11,6 +12,7 @@ chunk_starts   those of the largest field, if its chunks have to be unpacked
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.core.errors import SourceError
@@ -33,6 +35,7 @@ def open_files(
     *,
     group: str = "/",
     external: bool = False,
+    binary: Sequence[str] = (),
     max_record_nbytes: int = 1 << 30,
     chunk_cache_nbytes: int = 256 << 20,
 ) -> ColumnSource:
@@ -46,25 +49,34 @@ def open_files(
         group: whose datasets are the fields.
         external: whether values may lie in other files: external links, external storage, virtual datasets. A file can
             name any file that this process can read, so only for files from somebody trusted.
+        binary: fields of strings that are given as bytes, without NULs at the end: text in other encodings than UTF-8,
+            or images. By their names in the file.
         max_record_nbytes: larger rows and chunks are refused.
         chunk_cache_nbytes: the most that unpacked chunks of one field take, in each process.
 
     Raises:
-        SourceError: a file is no HDF5 file, is broken, or its datasets cannot be fields; or their values lie in other
-            files, without `external`.
+        SourceError: a file is no HDF5 file, is broken, or its datasets cannot be fields; their values lie in other
+            files, without `external`; or `binary` names other than fields of strings.
         ExtraError: h5py is not installed.
     """
-    found = [_probe_file(storage.local(path), fields, group, max_record_nbytes, external) for path in paths]
-    return ColumnSource(found, HDF5File, chunk_cache_nbytes)
+    probe = partial(_probe_file, fields, group, max_record_nbytes, external, frozenset(binary))
+    return ColumnSource([probe(storage.local(path)) for path in paths], HDF5File, chunk_cache_nbytes)
 
 
-def _probe_file(path: str, fields: Selection, group: str, max_nbytes: int, external: bool) -> FileColumns:
+def _probe_file(
+    fields: Selection, group: str, max_nbytes: int, external: bool, binary: frozenset[str], path: str
+) -> FileColumns:
     h5py = need("h5py", "hdf5")
     with translate_errors(f"{path} cannot be read as HDF5"):
         nbytes = os.stat(path).st_size
         with h5py.File(path, "r") as file:
             if not isinstance(file.get(group), h5py.Group):
                 raise SourceError(f"{path} has no group {group!r}")
-            probed = ProbedFile(path=path, nbytes=nbytes, group=group, max_nbytes=max_nbytes, external=external)
+            probed = ProbedFile(
+                path=path, nbytes=nbytes, group=group, max_nbytes=max_nbytes, external=external, binary=binary
+            )
             columns = select_columns(file[group], fields, partial(read_columns, file=probed), external=external)
+    own = columns.keys() if fields.chosen is None else {name for _, name in fields.chosen}
+    if binary - own:
+        raise SourceError(f"{path}: binary= names {sorted(binary - own)}, and the fields are {sorted(own)}")
     return FileColumns(path=path, nbytes=nbytes, columns=columns)

@@ -2,8 +2,9 @@
 
 fields      arrays of numbers, and of strings and bytes of one dimension, that have as many rows as the largest one;
             an array that is not in a group is the field "array". Dates and durations are their integers (int64), in the
-            unit that the schema states, as are `units`, `scale_factor` and so on of netCDF's conventions. What no field
-            can hold is left out with a warning; a group with an array that the zarr package cannot open needs fields=
+            unit that the schema states, as are `units`, `scale_factor` and so on of netCDF's conventions; `_Unsigned`
+            integers are unsigned. What no field can hold is left out with a warning; a group with an array that the
+            zarr package cannot open needs fields=
 reading     by the zarr package, chunk (or shard) by chunk; a chunk is unpacked once and kept a while
 chunk_starts   those of the largest field
 ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays, text is an array of strings. Bytes, and
@@ -13,6 +14,7 @@ ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays,
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,13 +26,13 @@ import numpy as np
 from penstock.core.errors import PenstockError, RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED, of_one_length, ragged_column, readable
-from penstock.data.formats.chunked_rows import ChunkedRows, Values, native
+from penstock.data.formats.chunked_rows import ChunkedRows, Values, native, unsigned
 from penstock.data.formats.column_source import (
     ArrayLayout,
     Column,
     ColumnSource,
     FileColumns,
-    stated_unit,
+    stated_field,
 )
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Selection
@@ -95,8 +97,10 @@ def _open_rows(array: ArrayLayout, group: _OpenGroup, cache: ChunkCache[Any]) ->
     return ChunkedRows(empty, array.chunk[0], partial(group.read, array), cache, (group.path, array.name))
 
 
-def _open_values(array: ArrayLayout, kind: str, group: _OpenGroup, cache: ChunkCache[Any]) -> Values:
-    return Values(_open_rows(array, group, cache), partial(_decode, kind), group.path, array.name)
+def _open_values(array: ArrayLayout, field: Field, group: _OpenGroup, cache: ChunkCache[Any]) -> Values:
+    is_unsigned = array.dtype.kind == "i" and field.dtype.startswith("u")
+    decode = unsigned if is_unsigned else partial(_decode, field.kind)
+    return Values(_open_rows(array, group, cache), decode, group.path, array.name)
 
 
 def _decode(kind: str, values: np.ndarray) -> Sequence[Any] | np.ndarray:
@@ -133,7 +137,7 @@ def _open_group(path: str) -> Any:
 
 def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
     try:
-        there = _find_arrays(_open_group(path), fields)
+        there = _find_arrays(_open_group(path), fields, path)
         found = {new: _column(path, own, there[own], most_nbytes) for new, own in fields.names(there, path).items()}
     except PenstockError:
         raise
@@ -141,18 +145,38 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
         if not (is_remote(path) or isinstance(error, LIBRARY_ERRORS)):  # clients of storage have errors of their own
             raise
         hint = "" if fields.chosen else "; with fields= no other array is opened than those that it names"
-        raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}{hint}") from error
+        name = "" if fields.chosen or is_remote(path) else _name_unopened(path)
+        words = f"{f'array {name!r}: ' if name else ''}{type(error).__name__}: {error}{hint}"
+        raise SourceError(f"{path} cannot be read as Zarr: {words}") from error
     if not found:
         raise SourceError(f"{path} has no arrays with rows")
     return FileColumns(path=path, columns=readable(found, path, may_lack=fields.chosen is None))
 
 
-def _find_arrays(root: Any, fields: Selection) -> dict[str, Any]:
+def _name_unopened(path: str) -> str:
+    """Return the name of an array of a folder that the zarr package cannot open, which its errors do not give."""
+    with suppress(*LIBRARY_ERRORS):
+        groups = [("", _open_group(path))]
+        for prefix, group in groups:
+            for name in sorted(os.listdir(os.path.join(path, prefix))):
+                folder = os.path.join(path, prefix, name)
+                if not any(os.path.exists(os.path.join(folder, one)) for one in (".zarray", ".zgroup", "zarr.json")):
+                    continue
+                try:
+                    member = group[name]
+                except LIBRARY_ERRORS:
+                    return f"{prefix}{name}"
+                if hasattr(member, "groups"):
+                    groups.append((f"{prefix}{name}/", member))
+    return ""
+
+
+def _find_arrays(root: Any, fields: Selection, path: str) -> dict[str, Any]:
     """Return arrays, and groups of ragged ones, by their paths: those that are wanted, or all if one is not there."""
     if isinstance(root, need("zarr", "zarr").Array):
         return {"array": root}
     if fields.chosen is None:
-        return of_one_length(_list_arrays(root), _nbytes)
+        return of_one_length(_list_arrays(root), _nbytes, path, "choose with fields=, or open the path of a group")
     chosen = {own: root.get(own) for _, own in fields.chosen}
     return chosen if all(one is not None and _has_rows(one) for one in chosen.values()) else _list_arrays(root)
 
@@ -193,7 +217,7 @@ def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
         return (
             f"{path}: array {name!r} holds {array.dtype} of shape {array.shape} in each sample, which no field can hold"
         )
-    return Column(array=array, field=field, count=array.count, open=partial(_open_values, array, field.kind))
+    return Column(array=array, field=field, count=array.count, open=partial(_open_values, array, field))
 
 
 def _layout(array: Any, name: str) -> ArrayLayout:
@@ -204,18 +228,21 @@ def _layout(array: Any, name: str) -> ArrayLayout:
 
 def _field(array: Any) -> Field | None:
     dtype, shape = array.dtype, tuple(array.shape[1:])
-    unit = stated_unit(array.attrs)
     if dtype.kind in "mM":
         name, count = np.datetime_data(dtype)
+        is_arrow = (count, name) in _ARROWS
         unit = (
-            f"{'timestamp' if dtype.kind == 'M' else 'duration'}[{name}]"
-            if (count, name) in _ARROWS
-            else str(dtype.newbyteorder("="))
+            f"{'timestamp' if dtype.kind == 'M' else 'duration'}[{name}]" if is_arrow else str(dtype.newbyteorder("="))
         )
-        dtype = np.dtype(np.int64)
+        return Field("array" if shape else "number", "int64", shape, unit)
     if dtype.kind in _NUMBERS:
-        name = dtype.newbyteorder("=").name
-        return Field("array", name, shape, unit) if shape else Field("number", name, unit=unit)
+        field, attributes = (
+            Field("array" if shape else "number", dtype.newbyteorder("=").name, shape),
+            dict(array.attrs),
+        )
+        if "_ARRAY_DIMENSIONS" in attributes and array.metadata.zarr_format == 2 and array.fill_value is not None:
+            attributes["_FillValue"] = array.fill_value  # where xarray keeps it
+        return stated_field(field, attributes)
     if shape or dtype.kind not in "TUSO":
         return None
     return Field("bytes" if dtype.kind == "O" else "text")
