@@ -402,6 +402,49 @@ def test_keys_that_are_numbers_are_not_listed_and_one_that_is_missing_between_is
         assert [sample["key"] for sample in source] == list(entries)
 
 
+GAPS = {
+    "one": {*range(130)} - {57},
+    "one below 10": {*range(15)} - {3},
+    "one of a single digit": {*range(10)} - {3},
+    "the last but one": {*range(130)} - {128},
+    "a few": {*range(130)} - {57, 80, 125},
+    "the one that tells": {*range(130)} - {57, 128},
+    "a block": {*range(1000)} - {*range(400, 800)},
+    "each other": {*range(0, 240, 2)},
+    "each third": {*range(0, 300, 3)},
+    "half": {0, *random.Random(3).sample(range(1000), 500)},
+}
+
+
+@pytest.mark.parametrize("numbers", GAPS.values(), ids=GAPS)
+def test_numbers_with_gaps_are_all_read_by_the_keys_that_there_are(tmp_path: Path, numbers: set[int]) -> None:
+    database(tmp_path / "data", {b"%d" % number: b"v%d" % number for number in numbers})
+    expected = [{"key": b"%d" % number, "value": b"v%d" % number} for number in sorted(numbers)]
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert len(source) == len(numbers)
+        assert list(source) == expected
+        assert source[-1] == expected[-1]
+
+
+def test_what_looks_like_numbers_without_gaps_is_listed_where_the_file_is_checked(tmp_path: Path) -> None:
+    keys = [b"%d" % number for number in range(30) if number != 4] + [b"0a"]
+    database(tmp_path / "data", dict.fromkeys(keys, b"x"))
+    with (
+        closing(penstock.open(tmp_path / "data")) as source,
+        pytest.raises(RecordError, match="check=True lists those"),
+    ):
+        list(source)
+    with closing(penstock.open(tmp_path / "data", check=True)) as source:
+        assert {sample["key"] for sample in source} == {*keys}
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 11, 99, 100, 101, 129, 1000, 1001])
+def test_unpadded_numbers_without_gaps_are_not_listed(tmp_path: Path, count: int) -> None:
+    database(tmp_path / "data", {b"%d" % number: b"x" for number in range(count)})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert isinstance(source._files[0]._keys, NumberedKeys)
+
+
 def test_a_loader_lists_keys_before_its_workers_start(tmp_path: Path) -> None:
     database(tmp_path / "data", {b"key %d" % number: b"x" for number in range(20)})
     source = penstock.open(tmp_path / "data")

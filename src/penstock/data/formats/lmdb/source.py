@@ -71,7 +71,7 @@ def open_files(
         errors: unused: reading a broken sample raises RecordError.
         database: the name of a database inside the files; None for the files' own.
         check: read all pages of the files first, without LMDB's C code, which a damaged file may crash: for files of
-            unknown origin, at some 50 MB/s.
+            unknown origin, at some 50 MB/s. Keys are then listed, also where they seem to be numbers without gaps.
         max_record_nbytes: the most bytes that a value may have.
 
     Raises:
@@ -104,7 +104,7 @@ class _File:
             self.is_packed = bytes(cursor.value()[: len(_MAGIC)]) == _MAGIC
             if last >= min(NOT_SAMPLES) or environment.database(database).flags()["reverse_key"]:
                 self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
-            self._keys: Keys | None = numbered_keys(cursor, self.count, NOT_SAMPLES)
+            self._keys: Keys | None = None if check else numbered_keys(cursor, self.count, NOT_SAMPLES)
 
     def keys(self) -> Keys:
         """Return its keys.
@@ -131,7 +131,7 @@ class _File:
         with self.environment.get().reading(self.database, buffers=not copies, keys=keys) as reading:
             values = list(map(reading.get, keys))
             if not all(values) and None in values:
-                reason = "it is missing; its neighbours are there, and as many entries"
+                reason = "it is missing, and there are as many keys as numbers; check=True lists those that are there"
                 raise RecordError(self.path, -1, keys[values.index(None)], reason)
             if not copies:
                 for key, value in zip(keys, values, strict=True):
