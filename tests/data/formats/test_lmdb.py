@@ -131,6 +131,33 @@ def test_a_length_is_left_out_when_keys_are_compared_from_their_ends(tmp_path: P
     source.close()
 
 
+WORDS = (b"keys", b"len", b"length", b"meta")
+
+
+@pytest.mark.parametrize("others", [(b"7", b"cat", b"zoo"), (b"7", b"cat"), (b"a", b"zoo", b"__len__"), ()])
+def test_words_that_elsewhere_describe_samples_are_samples_among_words(tmp_path: Path, others: tuple[bytes]) -> None:
+    database(tmp_path / "data", {key: b"of " + key for key in (*others, *WORDS)})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert {sample["key"] for sample in source} == {*others, *WORDS} - {b"__len__"}
+        assert len(source) == len(list(source))
+
+
+@pytest.mark.parametrize("value", [b"3", *(pickle.dumps(3, protocol) for protocol in range(6))])
+def test_words_are_left_out_where_one_states_how_many_samples_there_are(tmp_path: Path, value: bytes) -> None:
+    keys = [b"mp-1", b"mp-30", b"zr-2"]
+    database(tmp_path / "data", {**dict.fromkeys(keys, b"x"), b"length": value, b"meta": b"y", b"num-samples": b"3"})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert [sample["key"] for sample in source] == sorted(keys, key=len)
+
+
+@pytest.mark.parametrize("form", [b"%d", b"%05d", b"%08d_image.jpg"])
+def test_words_are_left_out_where_keys_begin_with_digits(tmp_path: Path, form: bytes) -> None:
+    keys = [form % number for number in range(30)]
+    database(tmp_path / "data", {**dict.fromkeys(keys, b"x"), **dict.fromkeys(WORDS, b"y"), b"__len__": b"?"})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert [sample["key"] for sample in source] == keys
+
+
 def test_a_batch_takes_the_numbers_that_a_single_sample_takes(tmp_path: Path) -> None:
     database(tmp_path / "data", {b"%04d" % number: b"v%d" % number for number in range(9)})
     source = penstock.open(tmp_path / "data")
