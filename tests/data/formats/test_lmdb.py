@@ -131,6 +131,33 @@ def test_a_length_is_left_out_when_keys_are_compared_from_their_ends(tmp_path: P
     source.close()
 
 
+WORDS = (b"keys", b"len", b"length", b"meta")
+
+
+@pytest.mark.parametrize("others", [(b"7", b"cat", b"zoo"), (b"7", b"cat"), (b"a", b"zoo", b"__len__"), ()])
+def test_words_that_elsewhere_describe_samples_are_samples_among_words(tmp_path: Path, others: tuple[bytes]) -> None:
+    database(tmp_path / "data", {key: b"of " + key for key in (*others, *WORDS)})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert {sample["key"] for sample in source} == {*others, *WORDS} - {b"__len__"}
+        assert len(source) == len(list(source))
+
+
+@pytest.mark.parametrize("value", [b"3", *(pickle.dumps(3, protocol) for protocol in range(6))])
+def test_words_are_left_out_where_one_states_how_many_samples_there_are(tmp_path: Path, value: bytes) -> None:
+    keys = [b"mp-1", b"mp-30", b"zr-2"]
+    database(tmp_path / "data", {**dict.fromkeys(keys, b"x"), b"length": value, b"meta": b"y", b"num-samples": b"3"})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert [sample["key"] for sample in source] == sorted(keys, key=len)
+
+
+@pytest.mark.parametrize("form", [b"%d", b"%05d", b"%08d_image.jpg"])
+def test_words_are_left_out_where_keys_begin_with_digits(tmp_path: Path, form: bytes) -> None:
+    keys = [form % number for number in range(30)]
+    database(tmp_path / "data", {**dict.fromkeys(keys, b"x"), **dict.fromkeys(WORDS, b"y"), b"__len__": b"?"})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert [sample["key"] for sample in source] == keys
+
+
 def test_a_batch_takes_the_numbers_that_a_single_sample_takes(tmp_path: Path) -> None:
     database(tmp_path / "data", {b"%04d" % number: b"v%d" % number for number in range(9)})
     source = penstock.open(tmp_path / "data")
@@ -400,6 +427,49 @@ def test_keys_that_are_numbers_are_not_listed_and_one_that_is_missing_between_is
     database(tmp_path / "gap", entries)
     with closing(penstock.open(tmp_path / "gap")) as source:
         assert [sample["key"] for sample in source] == list(entries)
+
+
+GAPS = {
+    "one": {*range(130)} - {57},
+    "one below 10": {*range(15)} - {3},
+    "one of a single digit": {*range(10)} - {3},
+    "the last but one": {*range(130)} - {128},
+    "a few": {*range(130)} - {57, 80, 125},
+    "the one that tells": {*range(130)} - {57, 128},
+    "a block": {*range(1000)} - {*range(400, 800)},
+    "each other": {*range(0, 240, 2)},
+    "each third": {*range(0, 300, 3)},
+    "half": {0, *random.Random(3).sample(range(1000), 500)},
+}
+
+
+@pytest.mark.parametrize("numbers", GAPS.values(), ids=GAPS)
+def test_numbers_with_gaps_are_all_read_by_the_keys_that_there_are(tmp_path: Path, numbers: set[int]) -> None:
+    database(tmp_path / "data", {b"%d" % number: b"v%d" % number for number in numbers})
+    expected = [{"key": b"%d" % number, "value": b"v%d" % number} for number in sorted(numbers)]
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert len(source) == len(numbers)
+        assert list(source) == expected
+        assert source[-1] == expected[-1]
+
+
+def test_what_looks_like_numbers_without_gaps_is_listed_where_the_file_is_checked(tmp_path: Path) -> None:
+    keys = [b"%d" % number for number in range(30) if number != 4] + [b"0a"]
+    database(tmp_path / "data", dict.fromkeys(keys, b"x"))
+    with (
+        closing(penstock.open(tmp_path / "data")) as source,
+        pytest.raises(RecordError, match="check=True lists those"),
+    ):
+        list(source)
+    with closing(penstock.open(tmp_path / "data", check=True)) as source:
+        assert {sample["key"] for sample in source} == {*keys}
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 11, 99, 100, 101, 129, 1000, 1001])
+def test_unpadded_numbers_without_gaps_are_not_listed(tmp_path: Path, count: int) -> None:
+    database(tmp_path / "data", {b"%d" % number: b"x" for number in range(count)})
+    with closing(penstock.open(tmp_path / "data")) as source:
+        assert isinstance(source._files[0]._keys, NumberedKeys)
 
 
 def test_a_loader_lists_keys_before_its_workers_start(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@
 
 All files need one rate, as a batch of several would mix lengths of time: `rate=` says which (or "any"), and is that of
 the first file by default. Nothing is resampled. A file that ends before the frames that its header states is broken.
+
+Where no header states a length, that of an MP3 file is counted; see mp3_frames.py. A FLAC file is refused, and so is an
+MP3 file of which libsndfile reads a part, as it takes the bit rate of the first frame for that of all.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, PenstockError, RecordError, SourceError
 from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.audio.mp3_frames import count_unstated
 from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.formats.folder_source import FolderSource, choose_fields, read_each
 from penstock.data.optional import need
@@ -40,6 +44,8 @@ _STATED = re.compile(r"data\s*:\s*(\d+)\s*\(should be (\d+)\)")
 """What libsndfile notes of a WAV file with fewer bytes than its header states."""
 _UNKNOWN_NBYTES = 0x7FFF0000
 """Of a header that was written before its length was known, as by a pipe: this and more."""
+_UNKNOWN_FRAMES = 1 << 62
+"""What libsndfile says where no header states a length: this and more."""
 
 
 def open_files(
@@ -92,7 +98,7 @@ def open_files(
         max_record_nbytes=max_record_nbytes,
     )
     if frames is None:
-        return made(rate=rate or _header(storage, files.paths[0], 0)[1])
+        return made(rate=rate or _rate(storage, files.paths[0]))
     headers = read_each(lambda path, number: _header(storage, path, number), files.paths, (0, 0), errors)
     step = step or frames
     every: int | str = rate or next((own for _, own in headers if own), 0)
@@ -131,7 +137,31 @@ def _opened(storage: Storage, path: str, key: int) -> Iterator[Any]:
 def _header(storage: Storage, path: str, key: int) -> tuple[int, int]:
     """Return a file's frames and its rate."""
     with _opened(storage, path, key) as file:
-        return int(file.frames), int(file.samplerate)
+        return _length(file, path, key), int(file.samplerate)
+
+
+def _rate(storage: Storage, path: str) -> int:
+    """Return the rate of the first file."""
+    with _opened(storage, path, 0) as file:
+        return int(file.samplerate)
+
+
+def _length(file: Any, path: str, key: int) -> int:
+    """Return an open file's frames: those that its header states, or of an MP3 file without this those that are there.
+
+    Raises:
+        RecordError: libsndfile does not know where they end.
+    """
+    if file.frames >= _UNKNOWN_FRAMES:
+        reason = "its header does not state its length, as of what is written to a pipe; `ffmpeg -i this.flac new.flac`"
+        raise RecordError(path, -1, key, f"{reason} writes it anew, with its length")
+    counted = count_unstated(file.name) if file.subtype == "MPEG_LAYER_III" else None
+    if counted is None:
+        return int(file.frames)
+    if counted > file.frames:
+        reason = f"no header states its {counted} frames, of which libsndfile would read the first {file.frames}"
+        raise RecordError(path, -1, key, f"{reason}; `ffmpeg -i this.mp3 -c copy new.mp3` adds one")
+    return counted
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -166,7 +196,7 @@ class AudioFiles(FolderSource):
         with _opened(self.storage, path, key) as file:
             if self.rate not in ("any", file.samplerate):
                 raise RecordError(path, -1, key, _other_rate("it", file.samplerate, self.rate))
-            wanted = file.frames - start if count is None else count
+            wanted = _length(file, path, key) - start if count is None else count
             # libsndfile 1.2.2 gives silence where it goes on in an MP3, or has sought: one read from the start is right
             before = start if file.subtype.startswith("MPEG") or not file.seekable() else 0
             nbytes = (before + wanted) * file.channels * np.dtype(self.dtype).itemsize

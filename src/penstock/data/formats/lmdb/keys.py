@@ -1,9 +1,12 @@
 """Which key has which sample of an LMDB database: shorter keys first, so that 2 comes before 10.
 
-Keys that are numbers without gaps, 0, 1, 2, ... or 0000, 0001, 0002, ..., are recognised by the first one, the last one
-and their count, and are not listed. If others lie between, and as many numbers are missing, reading a missing one is an
-error. Other keys are listed once, for which the lmdb package touches every page of the file: our loader has it done
-before its workers start, so that they do not do it each.
+Keys that are numbers without gaps, 0, 1, 2, ... or 0000, 0001, 0002, ..., are recognised by a few of them and their
+count, and are not listed. Those of one width have no gap if the first and the last one are what they have to be. Of
+others, as many are above the last as are missing below it: some are looked up on both sides. No few keys prove that
+none is missing where others lie between; reading a missing one is an error.
+
+Other keys are listed once, for which the lmdb package touches every page of the file: our loader has it done before its
+workers start, so that they do not do it each.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from penstock.data.formats.lmdb.environment import Environment
 
 _TOGETHER = 4096
 """Entries that are looked at together."""
+_STEPS = [1 << power for power in range(8)]
+"""How far from the last of unpadded numbers keys are looked up, on both sides."""
 _DATABASE_NBYTES = 48
 """What an entry holds that is a database."""
 
@@ -42,20 +47,27 @@ class NumberedKeys:
 
 
 def numbered_keys(cursor: Any, count: int, without: Set[bytes]) -> NumberedKeys | None:
-    """Return the keys that `count` entries have if they are numbers without gaps, as far as their ends tell.
+    """Return the keys that `count` entries have if they are numbers without gaps, as far as a few of them tell.
 
     Entries with the keys `without`, all of them behind those of digits, are not counted.
     """
     if not count or not cursor.first() or bytes(cursor.key()).strip(b"0"):
         return None
     keys = NumberedKeys(len(cursor.key()))
-    (last,) = highest = keys.take([count - 1])
+    (last,) = keys.take([count - 1])
     if not keys.is_in_order:  # of 0 to 120 the last is 99
         last = max(last, b"9" * (len(last) - 1))
     elif len(last) > len(cursor.key()):
         return None
     is_last = cursor.set_key(last) and (not cursor.next() or bytes(cursor.key()) in without)
-    return keys if is_last and cursor.set_key(*highest) else None
+    return keys if is_last and (keys.is_in_order or _end_at(cursor, count, keys)) else None
+
+
+def _end_at(cursor: Any, count: int, keys: NumberedKeys) -> bool:
+    """Return whether numbers shortly below `count` are there, and none of those from it on: those of a gap would be."""
+    below = keys.take([count - step for step in _STEPS if step <= count])
+    above = keys.take([count - 1 + step for step in _STEPS])
+    return all(map(cursor.set_key, below)) and not any(map(cursor.set_key, above))
 
 
 class ListedKeys:

@@ -5,7 +5,7 @@
     any other                              the sample is {"key": bytes, "value": bytes}; `.map` decodes it
 
 Samples are in the order of their keys; shorter keys come first, so that 2 comes before 10. Entries that describe the
-others (`NOT_SAMPLES`: a length, a list of keys) are left out. No value is ever unpickled.
+others (a length, a list of keys) are left out; see bookkeeping.py. No value is ever unpickled.
 
 Keys that are no numbers are listed when the first sample is read; see keys.py. A batch is read in one transaction; a
 pass in order follows a cursor. Nobody may write a file while it is read.
@@ -30,6 +30,7 @@ import numpy as np
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.lmdb.bookkeeping import bookkeeping_keys
 from penstock.data.formats.lmdb.environment import Environment, find_problem, open_environment
 from penstock.data.formats.lmdb.keys import Keys, check_values, list_keys, numbered_keys
 from penstock.data.formats.tfrecord.features import SchemaEncoder
@@ -39,11 +40,6 @@ from penstock.data.sample_batch import put_in_order, samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
-
-NOT_SAMPLES = frozenset(
-    {b"__len__", b"__length__", b"__keys__", b"__meta__", b"len", b"length", b"keys", b"meta", b"num-samples"}
-)
-"""Keys of entries that describe the others."""
 
 _MAGIC = b"PSK\x01"
 _PREFIX = struct.Struct("<4sI")
@@ -71,7 +67,7 @@ def open_files(
         errors: unused: reading a broken sample raises RecordError.
         database: the name of a database inside the files; None for the files' own.
         check: read all pages of the files first, without LMDB's C code, which a damaged file may crash: for files of
-            unknown origin, at some 50 MB/s.
+            unknown origin, at some 50 MB/s. Keys are then listed, also where they seem to be numbers without gaps.
         max_record_nbytes: the most bytes that a value may have.
 
     Raises:
@@ -99,12 +95,12 @@ class _File:
             if self.count > self.nbytes:
                 raise SourceError(f"{path} states {self.count} entries, which need more bytes than it has")
             cursor = reading.cursor()
-            last = bytes(cursor.key()) if cursor.last() else b""
             check_values(environment, [cursor.item()] if cursor.first() else [])
             self.is_packed = bytes(cursor.value()[: len(_MAGIC)]) == _MAGIC
-            if last >= min(NOT_SAMPLES) or environment.database(database).flags()["reverse_key"]:
-                self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
-            self._keys: Keys | None = numbered_keys(cursor, self.count, NOT_SAMPLES)
+            flags = environment.database(database).flags()
+            self._without = bookkeeping_keys(cursor, self.count, reverse_key=flags["reverse_key"])
+            self.count -= len(self._without)
+            self._keys: Keys | None = None if check else numbered_keys(cursor, self.count, self._without)
 
     def keys(self) -> Keys:
         """Return its keys.
@@ -113,7 +109,7 @@ class _File:
             SourceError: the file is damaged, or holds databases.
         """
         if self._keys is None:  # two threads may both list them: a lock would have to cross forks
-            self._keys = list_keys(self.environment.get(), self.database, NOT_SAMPLES)
+            self._keys = list_keys(self.environment.get(), self.database, self._without)
         return self._keys
 
     def can_follow_cursor(self, most: int) -> bool:
@@ -131,7 +127,7 @@ class _File:
         with self.environment.get().reading(self.database, buffers=not copies, keys=keys) as reading:
             values = list(map(reading.get, keys))
             if not all(values) and None in values:
-                reason = "it is missing; its neighbours are there, and as many entries"
+                reason = "it is missing, and there are as many keys as numbers; check=True lists those that are there"
                 raise RecordError(self.path, -1, keys[values.index(None)], reason)
             if not copies:
                 for key, value in zip(keys, values, strict=True):
