@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import fsspec
@@ -149,3 +150,35 @@ def test_a_remote_folder_is_opened_with_a_given_format() -> None:
         inspect("memory://a-format-is-said/", format="csv", seconds=0).files,
     ) == (1, 2)
     files.rm("/a-format-is-said", recursive=True)
+
+
+def test_linked_folders_are_read_and_a_link_to_a_folder_around_it_ends(tmp_path: Path) -> None:
+    lines(tmp_path / "set" / "a" / "1.jsonl", 1)
+    lines(tmp_path / "disk2" / "2.jsonl", 2)
+    for link in ("b", "c"):
+        (tmp_path / "set" / link).symlink_to(tmp_path / "disk2")
+    (tmp_path / "set" / "a" / "round").symlink_to(tmp_path / "set")
+    for options in ({}, {"format": "jsonl"}):
+        assert read(tmp_path / "set", **options) == [1, 2, 2]
+
+
+def test_a_link_to_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", 1)
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(SourceError, match=r"b.jsonl.* cannot be opened"):
+        read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines(tmp_path / "a.jsonl", 1)
+    (tmp_path / "b").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if path == str(tmp_path / "b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=r"b cannot be listed: Permission denied"):
+        read(tmp_path)
