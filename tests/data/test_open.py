@@ -182,3 +182,43 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(SourceError, match=r"b cannot be listed: Permission denied"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "jsonl"}])
+def test_several_folders_are_read_one_after_another(tmp_path: Path, options: dict[str, str]) -> None:
+    lines(tmp_path / "d1" / "b.jsonl", 2)
+    lines(tmp_path / "d1" / "a.jsonl", 1)
+    lines(tmp_path / "d2" / "in" / "c.jsonl", 3)
+    lines(tmp_path / "e.jsonl", 4)
+    assert read([tmp_path / "d2", tmp_path / "d1", tmp_path / "e.jsonl"], **options) == [3, 1, 2, 4]
+    assert read(f"{tmp_path}/d*", **options) == read(f"{tmp_path}/d{{1,2}}", **options) == [1, 2, 3]
+
+
+def test_several_folders_of_other_formats_are_read_too(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for suffix in (".parquet", ".tar", ".h5", ".lmdb"):
+            (tmp_path / suffix / name).mkdir(parents=True)
+            write_samples(tmp_path / suffix / name / f"x{suffix}", [{"x": np.int64(1)}, {"x": np.int64(2)}])
+    for suffix in (".parquet", ".tar", ".h5", ".lmdb"):
+        assert len(samples_in(f"{tmp_path}/{suffix}/*")) == 4, suffix
+
+
+def test_several_remote_folders_are_read_one_after_another() -> None:
+    files = fsspec.filesystem("memory")
+    for name in ("a", "b"):
+        files.pipe(f"/several-folders/{name}/1.jsonl", b'{"x": 1}\n')
+    assert read("memory://several-folders/{a,b}") == [1, 1]
+    assert read("memory://several-folders/{a,b}/", format="jsonl") == [1, 1]
+    files.rm("/several-folders", recursive=True)
+
+
+def test_each_of_several_folders_has_files_of_the_same_format(tmp_path: Path) -> None:
+    lines(tmp_path / "d1" / "a.jsonl", 1)
+    (tmp_path / "d2").mkdir()
+    with pytest.raises(SourceError, match=r"the folder .*d2 has no file with a known suffix"):
+        penstock.open([tmp_path / "d1", tmp_path / "d2"])
+    with pytest.raises(SourceError, match=r"the folder .*d2 holds no jsonl"):
+        penstock.open([tmp_path / "d1", tmp_path / "d2"], format="jsonl")
+    (tmp_path / "d2" / "b.csv").write_text("x\n1\n")
+    with pytest.raises(SourceError, match=r".*d1 is jsonl, and .*d2 is csv; name paths of one format"):
+        penstock.open([tmp_path / "d1", tmp_path / "d2"])

@@ -30,15 +30,36 @@ def select_format(
     """
     paths = storage.expand(path)
     if format is None:
-        guessed, files = guess_format(paths[0], storage)
-        return guessed, files if len(paths) == 1 else paths
-    selected, first = format_named(format), paths[0]
-    is_folder = first.endswith("/") if is_remote(first) else os.path.isdir(first)
-    if len(paths) == 1 and is_folder:
-        paths = _paths_in_folder(first, selected, storage)
-        if not paths:
-            raise SourceError(f"the folder {first} holds no {format}")
-    return selected, paths
+        return _guess_format_of_all(paths, storage)
+    selected = format_named(format)
+    files: list[str] = []
+    for one in paths:
+        files += _paths_in_folder(one, selected, storage) if _is_folder(one) else [one]
+    return selected, files
+
+
+def _guess_format_of_all(paths: list[str], storage: Storage) -> tuple[Format, list[str]]:
+    """Return the format of the first path, which all folders have to have, and what to open of them all."""
+    format, files = guess_format(paths[0], storage)
+    if format.reads_folder_trees:
+        return format, paths
+    has_suffixes = format_of_path(paths[0]) is not None
+    for path in paths[1:]:
+        if not _is_folder(path, without_suffix=not has_suffixes and format_of_path(path) is None):
+            files.append(path)
+            continue
+        other, found = guess_format(path, storage)
+        if other is not format:
+            raise SourceError(
+                f"{paths[0]} is {format.name}, and {path} is {other.name}; name paths of one format, or pass format="
+            )
+        files += found
+    return format, files
+
+
+def _is_folder(path: str, *, without_suffix: bool = False) -> bool:
+    """Return whether a path is a folder; a remote one is where it ends on a slash, or has no suffix, if that counts."""
+    return path.endswith("/") or without_suffix if is_remote(path) else os.path.isdir(path)
 
 
 def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
@@ -50,7 +71,7 @@ def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
         SourceError: nothing is there, or nothing that has a known suffix.
     """
     format = format_of_path(path)
-    is_folder = (format is None or path.endswith("/")) if is_remote(path) else os.path.isdir(path)
+    is_folder = _is_folder(path, without_suffix=format is None)
     if format is not None and (format.folder_markers or not is_folder):
         return format, [path]
     if not is_remote(path) and not os.path.exists(path):
@@ -81,13 +102,19 @@ def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[
 
 
 def _paths_in_folder(path: str, format: Format, storage: Storage) -> list[str]:
-    """Return what a format opens of a folder: its files, or the folder itself."""
+    """Return what a format opens of a folder: its files, or the folder itself.
+
+    Raises:
+        SourceError: it has none, or several splits.
+    """
     if format.reads_folder_trees or (format.folder_markers and format_of_path(path) is format):
         return [path]
     files = storage.list(path)
     if _is_marked(path, files, format):
         return [path]
     entries = [entry for entry in _data_sets(path, files) if format_of_path(entry) is format]
+    if not entries:
+        raise SourceError(f"the folder {path} holds no {format.name}")
     return entries if is_remote(path) or format is not ARROW else _saved_by_datasets(path, entries)
 
 
