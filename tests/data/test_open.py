@@ -97,6 +97,7 @@ def test_what_cannot_be_opened_raises_the_reason(
         ([".zgroup", "x/0"], "zarr"),
         (["zarr.json"], "zarr"),
         (["cat/1.jpg", "dog/2.PNG", "notes.csv"], "images"),
+        (["_noise_/1.jpg", "_noise_/_2.jpg", "_notes.csv"], "images"),
         (["run/1.mp4", "walk/2.mkv"], "video"),
         (["b.tar", "a.tar", "README"], "tar"),
         (["x/1.parquet", ".hidden/2.csv"], "parquet"),
@@ -222,3 +223,24 @@ def test_each_of_several_folders_has_files_of_the_same_format(tmp_path: Path) ->
     (tmp_path / "d2" / "b.csv").write_text("x\n1\n")
     with pytest.raises(SourceError, match=r".*d1 is jsonl, and .*d2 is csv; name paths of one format"):
         penstock.open([tmp_path / "d1", tmp_path / "d2"])
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "jsonl"}])
+def test_names_that_begin_with_an_underscore_are_left_out_of_a_folder_with_a_warning(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    folder = tmp_path / "_raw"
+    for number, name in enumerate(("a.jsonl", "_year=2026/b.jsonl", "_temporary/0/c.jsonl", "d/_e.jsonl")):
+        lines(folder / name, number)
+    (folder / "_SUCCESS").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"left out: 2 of the files in .*_raw, as .*: .*_temporary/0/c.jsonl \.\.\."):
+        assert read(folder, **options) == [1, 0]
+    assert read([folder / "d" / "_e.jsonl", *folder.glob("_temporary/0/*.jsonl")]) == [3, 2]
+
+
+def test_what_lies_remotely_in_a_folder_that_begins_with_an_underscore_is_left_out() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe({"/underscores/a.jsonl": b'{"x": 1}\n', "/underscores/_temporary/b.jsonl": b'{"x": 2}\n'})
+    with pytest.warns(UserWarning, match="left out: 1 of the files"):
+        assert read("memory://underscores/") == [1]
+    files.rm("/underscores", recursive=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -87,10 +88,16 @@ def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
 
 
 def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[Format, list[str]]:
-    formats = (format_of_path(entry) for entry in _data_sets(path, files))
-    counted = Counter(format.name for format in formats if format is not None)
+    formats = ((entry, format_of_path(entry)) for entry in _data_sets(path, files))
+    counted = Counter(
+        format.name
+        for entry, format in formats
+        if format is not None and (format.reads_folder_trees or not _is_bookkeeping(path, entry))
+    )
     if not counted:
-        raise SourceError(f"the folder {path} has no file with a known suffix; pass format=")
+        raise SourceError(
+            f"the folder {path} has no file with a known suffix, but for names that begin with _ or a dot; pass format="
+        )
     (name, _), *others = counted.most_common()
     format = format_named(name)
     if others and not format.reads_folder_trees:
@@ -113,9 +120,35 @@ def _paths_in_folder(path: str, format: Format, storage: Storage) -> list[str]:
     if _is_marked(path, files, format):
         return [path]
     entries = [entry for entry in _data_sets(path, files) if format_of_path(entry) is format]
+    entries = _without_bookkeeping(path, entries)
     if not entries:
         raise SourceError(f"the folder {path} holds no {format.name}")
     return entries if is_remote(path) or format is not ARROW else _saved_by_datasets(path, entries)
+
+
+def _without_bookkeeping(path: str, entries: list[str]) -> list[str]:
+    """Return the files of a folder whose names do not begin with _, and warn of the others."""
+    left_out = [entry for entry in entries if _is_bookkeeping(path, entry)]
+    if not left_out:
+        return entries
+    warnings.warn(
+        f"left out: {len(left_out)} of the files in {path}, as their names or folders begin with _ like those of "
+        f"unfinished and internal files: {left_out[0]} ...; rename them, or name the files, to read them",
+        stacklevel=2,
+    )
+    return [entry for entry in entries if not _is_bookkeeping(path, entry)]
+
+
+def _is_bookkeeping(path: str, entry: str) -> bool:
+    """Return whether a name below a folder begins with _, as Spark and others name what is no data.
+
+    They may be columns of Hive partitions, too.
+
+    >>> [_is_bookkeeping("_in/", f"_in/{name}") for name in ("_temporary/0/a.csv", "a/_b.csv", "_year=2026/a.csv")]
+    [True, True, False]
+    """
+    names = entry[len(path.rstrip("/")) + 1 :].split("/")
+    return any(name.startswith("_") and "=" not in name for name in names)
 
 
 def _saved_by_datasets(path: str, entries: list[str]) -> list[str]:
