@@ -244,3 +244,19 @@ def test_what_lies_remotely_in_a_folder_that_begins_with_an_underscore_is_left_o
     with pytest.warns(UserWarning, match="left out: 1 of the files"):
         assert read("memory://underscores/") == [1]
     files.rm("/underscores", recursive=True)
+
+
+def test_a_given_format_reads_files_without_a_known_suffix_in_a_folder(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.json", "in/b", ".hidden", "_SUCCESS", "in/_c.json", "d.csv")):
+        lines(tmp_path / name, number)
+    assert read(tmp_path, format="jsonl") == [0, 1]
+    lines(tmp_path / "e.jsonl", 6)
+    assert read(tmp_path, format="jsonl") == [6]  # its own suffix says more
+
+
+def test_a_given_format_knows_the_shards_of_tensorflow(tmp_path: Path) -> None:
+    for shard in (0, 1):
+        write_samples(tmp_path / f"{shard}.tfrecord", [{"x": np.int64(shard)}])
+        (tmp_path / f"{shard}.tfrecord").rename(tmp_path / f"x.tfrecord-0000{shard}-of-00002")
+    (tmp_path / "features.json").write_text("{}")
+    assert read(tmp_path, format="tfrecord") == [0, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -19,6 +20,9 @@ from penstock.data.storage.storage import Storage, is_remote, walk_files
 
 _MAX_PROBED_FILES = 10_000
 """Of a local folder whose format is guessed."""
+
+_SHARD = re.compile(r"-\d{5,}-of-\d{5,}$")
+"""What TensorFlow's writers add to the names of files: x.tfrecord-00000-of-00008."""
 
 
 def select_format(
@@ -35,7 +39,7 @@ def select_format(
     selected = format_named(format)
     files: list[str] = []
     for one in paths:
-        files += _paths_in_folder(one, selected, storage) if _is_folder(one) else [one]
+        files += _paths_in_folder(one, selected, storage, is_named=True) if _is_folder(one) else [one]
     return selected, files
 
 
@@ -108,8 +112,8 @@ def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[
     return format, _paths_in_folder(path, format, storage)
 
 
-def _paths_in_folder(path: str, format: Format, storage: Storage) -> list[str]:
-    """Return what a format opens of a folder: its files, or the folder itself.
+def _paths_in_folder(path: str, format: Format, storage: Storage, *, is_named: bool = False) -> list[str]:
+    """Return what a format opens of a folder: its files, or the folder itself. `is_named`: by the user, by format=.
 
     Raises:
         SourceError: it has none, or several splits.
@@ -119,11 +123,19 @@ def _paths_in_folder(path: str, format: Format, storage: Storage) -> list[str]:
     files = storage.list(path)
     if _is_marked(path, files, format):
         return [path]
-    entries = [entry for entry in _data_sets(path, files) if format_of_path(entry) is format]
-    entries = _without_bookkeeping(path, entries)
+    entries = _without_bookkeeping(path, _files_of_format(path, files, format, is_named=is_named))
     if not entries:
         raise SourceError(f"the folder {path} holds no {format.name}")
     return entries if is_remote(path) or format is not ARROW else _saved_by_datasets(path, entries)
+
+
+def _files_of_format(path: str, files: list[str], format: Format, *, is_named: bool) -> list[str]:
+    """Return the files with a suffix of a format; if none has one and the user names it, those without a known one."""
+    entries = _data_sets(path, files)
+    if not is_named or format.folder_markers:
+        return [entry for entry in entries if format_of_path(entry) is format]
+    found = [entry for entry in entries if format_of_path(_SHARD.sub("", entry)) is format]
+    return found or [one for one in entries if format_of_path(one) is None and not _is_bookkeeping(path, one)]
 
 
 def _without_bookkeeping(path: str, entries: list[str]) -> list[str]:
