@@ -260,3 +260,42 @@ def test_a_given_format_knows_the_shards_of_tensorflow(tmp_path: Path) -> None:
         (tmp_path / f"{shard}.tfrecord").rename(tmp_path / f"x.tfrecord-0000{shard}-of-00002")
     (tmp_path / "features.json").write_text("{}")
     assert read(tmp_path, format="tfrecord") == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "parquet"}])
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("_delta_log/00000000000000000000.json", r"a Delta Lake table, as _delta_log/.* pass .*file_uris"),
+        ("metadata/00001-ab.metadata.json", r"an Iceberg table, as metadata/.*plan_files"),
+        (".hoodie/hoodie.properties", r"a Hudi table, as \.hoodie/ shows.* write Parquet files"),
+        ("year=2026/ab-0_0-22-26_20260101000000000.parquet", r"a Hudi table, as year=2026/ab.* write Parquet files"),
+    ],
+)
+def test_a_folder_of_parquet_whose_log_says_which_files_count_is_refused(
+    tmp_path: Path, log: str, words: str, options: dict[str, str]
+) -> None:
+    (tmp_path / "year=2026").mkdir()
+    write_samples(tmp_path / "year=2026" / "a.parquet", [{"x": np.int64(1)}])
+    assert read(tmp_path, **options) == [1]
+    (tmp_path / log).parent.mkdir(exist_ok=True)
+    (tmp_path / log).write_bytes(b"{}")
+    with pytest.raises(SourceError, match=words):
+        penstock.open(tmp_path, **options)
+    assert read(f"{tmp_path}/year=2026/a.p*", **options) == [1]
+
+
+def test_a_partition_of_a_delta_lake_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "year=2026" / "month=1").mkdir(parents=True)
+    write_samples(tmp_path / "year=2026" / "month=1" / "a.parquet", [{"x": np.int64(1)}])
+    with pytest.raises(SourceError, match="holds a Delta Lake table"):
+        penstock.open(tmp_path / "year=2026" / "month=1")
+
+
+def test_a_remote_delta_lake_table_is_refused() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe({"/delta/in/a.parquet": b"", "/delta/in/_delta_log/0.json": b"{}"})
+    with pytest.raises(SourceError, match=r"holds a Delta Lake table, as in/_delta_log/0\.json shows"):
+        penstock.open("memory://delta/")
+    files.rm("/delta", recursive=True)

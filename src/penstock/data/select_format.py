@@ -13,9 +13,10 @@ from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.data import format_registry
+from penstock.data.folder_catalogs import refuse_table
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
-from penstock.data.formats.arrow import ARROW
+from penstock.data.formats.arrow import ARROW, PARQUET
 from penstock.data.storage.storage import Storage, is_remote, walk_files
 
 _MAX_PROBED_FILES = 10_000
@@ -116,13 +117,15 @@ def _paths_in_folder(path: str, format: Format, storage: Storage, *, is_named: b
     """Return what a format opens of a folder: its files, or the folder itself. `is_named`: by the user, by format=.
 
     Raises:
-        SourceError: it has none, or several splits.
+        SourceError: it has none, several splits, or files of which a log says which count.
     """
     if format.reads_folder_trees or (format.folder_markers and format_of_path(path) is format):
         return [path]
     files = storage.list(path)
     if _is_marked(path, files, format):
         return [path]
+    if format is PARQUET:
+        refuse_table(path, files)
     entries = _without_bookkeeping(path, _files_of_format(path, files, format, is_named=is_named))
     if not entries:
         raise SourceError(f"the folder {path} holds no {format.name}")
