@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.data import format_registry
-from penstock.data.folder_catalogs import refuse_table
+from penstock.data.folder_catalogs import refuse_table, saved_by_datasets
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.formats.arrow import ARROW, PARQUET
@@ -127,9 +125,11 @@ def _paths_in_folder(path: str, format: Format, storage: Storage, *, is_named: b
     if format is PARQUET:
         refuse_table(path, files)
     entries = _without_bookkeeping(path, _files_of_format(path, files, format, is_named=is_named))
+    if format is ARROW:
+        entries = saved_by_datasets(path, files, entries, storage)
     if not entries:
         raise SourceError(f"the folder {path} holds no {format.name}")
-    return entries if is_remote(path) or format is not ARROW else _saved_by_datasets(path, entries)
+    return entries
 
 
 def _files_of_format(path: str, files: list[str], format: Format, *, is_named: bool) -> list[str]:
@@ -164,37 +164,6 @@ def _is_bookkeeping(path: str, entry: str) -> bool:
     """
     names = entry[len(path.rstrip("/")) + 1 :].split("/")
     return any(name.startswith("_") and "=" not in name for name in names)
-
-
-def _saved_by_datasets(path: str, entries: list[str]) -> list[str]:
-    """Return those Arrow files that are data: Hugging Face's datasets keeps results of `map` beside what it has saved.
-
-    Raises:
-        SourceError: the folder has splits, and those for tests are among them.
-    """
-    splits = _json(os.path.join(path, "dataset_dict.json")).get("splits")
-    if splits:
-        raise SourceError(
-            f"{path} is a DatasetDict of Hugging Face's, with the splits {', '.join(map(str, splits))}; open one of "
-            f"them: {os.path.join(path, str(splits[0]))}"
-        )
-    states = {folder: _json(os.path.join(folder, "state.json")) for folder in {*map(os.path.dirname, entries)}}
-    found = []
-    for entry in entries:
-        folder, name = os.path.split(entry)
-        saved = states[folder].get("_data_files")
-        if not isinstance(saved, list) or {"filename": name} in saved:
-            found.append(entry)
-    return found
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_marked(path: str, files: list[str], format: Format) -> bool:
