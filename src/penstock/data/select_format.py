@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from penstock.core.errors import SourceError
 from penstock.data import format_registry
-from penstock.data.folder_catalogs import refuse_table, saved_by_datasets
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.formats.arrow import ARROW, PARQUET
+from penstock.data.formats.arrow.folder_catalogs import refuse_table, saved_by_datasets
 from penstock.data.storage.storage import Storage, is_remote, walk_files
 
 _MAX_PROBED_FILES = 10_000
