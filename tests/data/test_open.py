@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import fsspec
@@ -96,6 +97,7 @@ def test_what_cannot_be_opened_raises_the_reason(
         ([".zgroup", "x/0"], "zarr"),
         (["zarr.json"], "zarr"),
         (["cat/1.jpg", "dog/2.PNG", "notes.csv"], "images"),
+        (["_noise_/1.jpg", "_noise_/_2.jpg", "_notes.csv"], "images"),
         (["run/1.mp4", "walk/2.mkv"], "video"),
         (["b.tar", "a.tar", "README"], "tar"),
         (["x/1.parquet", ".hidden/2.csv"], "parquet"),
@@ -149,3 +151,151 @@ def test_a_remote_folder_is_opened_with_a_given_format() -> None:
         inspect("memory://a-format-is-said/", format="csv", seconds=0).files,
     ) == (1, 2)
     files.rm("/a-format-is-said", recursive=True)
+
+
+def test_linked_folders_are_read_and_a_link_to_a_folder_around_it_ends(tmp_path: Path) -> None:
+    lines(tmp_path / "set" / "a" / "1.jsonl", 1)
+    lines(tmp_path / "disk2" / "2.jsonl", 2)
+    for link in ("b", "c"):
+        (tmp_path / "set" / link).symlink_to(tmp_path / "disk2")
+    (tmp_path / "set" / "a" / "round").symlink_to(tmp_path / "set")
+    for options in ({}, {"format": "jsonl"}):
+        assert read(tmp_path / "set", **options) == [1, 2, 2]
+
+
+def test_a_link_to_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", 1)
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(SourceError, match=r"b.jsonl.* cannot be opened"):
+        read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines(tmp_path / "a.jsonl", 1)
+    (tmp_path / "b").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if path == str(tmp_path / "b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=r"b cannot be listed: Permission denied"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "jsonl"}])
+def test_several_folders_are_read_one_after_another(tmp_path: Path, options: dict[str, str]) -> None:
+    lines(tmp_path / "d1" / "b.jsonl", 2)
+    lines(tmp_path / "d1" / "a.jsonl", 1)
+    lines(tmp_path / "d2" / "in" / "c.jsonl", 3)
+    lines(tmp_path / "e.jsonl", 4)
+    assert read([tmp_path / "d2", tmp_path / "d1", tmp_path / "e.jsonl"], **options) == [3, 1, 2, 4]
+    assert read(f"{tmp_path}/d*", **options) == read(f"{tmp_path}/d{{1,2}}", **options) == [1, 2, 3]
+
+
+def test_several_folders_of_other_formats_are_read_too(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for suffix in (".parquet", ".tar", ".h5", ".lmdb"):
+            (tmp_path / suffix / name).mkdir(parents=True)
+            write_samples(tmp_path / suffix / name / f"x{suffix}", [{"x": np.int64(1)}, {"x": np.int64(2)}])
+    for suffix in (".parquet", ".tar", ".h5", ".lmdb"):
+        assert len(samples_in(f"{tmp_path}/{suffix}/*")) == 4, suffix
+
+
+def test_several_remote_folders_are_read_one_after_another() -> None:
+    files = fsspec.filesystem("memory")
+    for name in ("a", "b"):
+        files.pipe(f"/several-folders/{name}/1.jsonl", b'{"x": 1}\n')
+    assert read("memory://several-folders/{a,b}") == [1, 1]
+    assert read("memory://several-folders/{a,b}/", format="jsonl") == [1, 1]
+    files.rm("/several-folders", recursive=True)
+
+
+def test_each_of_several_folders_has_files_of_the_same_format(tmp_path: Path) -> None:
+    lines(tmp_path / "d1" / "a.jsonl", 1)
+    (tmp_path / "d2").mkdir()
+    with pytest.raises(SourceError, match=r"the folder .*d2 has no file with a known suffix"):
+        penstock.open([tmp_path / "d1", tmp_path / "d2"])
+    with pytest.raises(SourceError, match=r"the folder .*d2 holds no jsonl"):
+        penstock.open([tmp_path / "d1", tmp_path / "d2"], format="jsonl")
+    (tmp_path / "d2" / "b.csv").write_text("x\n1\n")
+    with pytest.raises(SourceError, match=r".*d1 is jsonl, and .*d2 is csv; name paths of one format"):
+        penstock.open([tmp_path / "d1", tmp_path / "d2"])
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "jsonl"}])
+def test_names_that_begin_with_an_underscore_are_left_out_of_a_folder_with_a_warning(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    folder = tmp_path / "_raw"
+    for number, name in enumerate(("a.jsonl", "_year=2026/b.jsonl", "_temporary/0/c.jsonl", "d/_e.jsonl")):
+        lines(folder / name, number)
+    (folder / "_SUCCESS").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"left out: 2 of the files in .*_raw, as .*: .*_temporary/0/c.jsonl \.\.\."):
+        assert read(folder, **options) == [1, 0]
+    assert read([folder / "d" / "_e.jsonl", *folder.glob("_temporary/0/*.jsonl")]) == [3, 2]
+
+
+def test_what_lies_remotely_in_a_folder_that_begins_with_an_underscore_is_left_out() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe({"/underscores/a.jsonl": b'{"x": 1}\n', "/underscores/_temporary/b.jsonl": b'{"x": 2}\n'})
+    with pytest.warns(UserWarning, match="left out: 1 of the files"):
+        assert read("memory://underscores/") == [1]
+    files.rm("/underscores", recursive=True)
+
+
+def test_a_given_format_reads_files_without_a_known_suffix_in_a_folder(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.json", "in/b", ".hidden", "_SUCCESS", "in/_c.json", "d.csv")):
+        lines(tmp_path / name, number)
+    assert read(tmp_path, format="jsonl") == [0, 1]
+    lines(tmp_path / "e.jsonl", 6)
+    assert read(tmp_path, format="jsonl") == [6]  # its own suffix says more
+
+
+def test_a_given_format_knows_the_shards_of_tensorflow(tmp_path: Path) -> None:
+    for shard in (0, 1):
+        write_samples(tmp_path / f"{shard}.tfrecord", [{"x": np.int64(shard)}])
+        (tmp_path / f"{shard}.tfrecord").rename(tmp_path / f"x.tfrecord-0000{shard}-of-00002")
+    (tmp_path / "features.json").write_text("{}")
+    assert read(tmp_path, format="tfrecord") == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "parquet"}])
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("_delta_log/00000000000000000000.json", r"a Delta Lake table, as _delta_log/.* pass .*file_uris"),
+        ("metadata/00001-ab.metadata.json", r"an Iceberg table, as metadata/.*plan_files"),
+        (".hoodie/hoodie.properties", r"a Hudi table, as \.hoodie/ shows.* write Parquet files"),
+        ("year=2026/ab-0_0-22-26_20260101000000000.parquet", r"a Hudi table, as year=2026/ab.* write Parquet files"),
+    ],
+)
+def test_a_folder_of_parquet_whose_log_says_which_files_count_is_refused(
+    tmp_path: Path, log: str, words: str, options: dict[str, str]
+) -> None:
+    (tmp_path / "year=2026").mkdir()
+    write_samples(tmp_path / "year=2026" / "a.parquet", [{"x": np.int64(1)}])
+    assert read(tmp_path, **options) == [1]
+    (tmp_path / log).parent.mkdir(exist_ok=True)
+    (tmp_path / log).write_bytes(b"{}")
+    with pytest.raises(SourceError, match=words):
+        penstock.open(tmp_path, **options)
+    assert read(f"{tmp_path}/year=2026/a.p*", **options) == [1]
+
+
+def test_a_partition_of_a_delta_lake_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "year=2026" / "month=1").mkdir(parents=True)
+    write_samples(tmp_path / "year=2026" / "month=1" / "a.parquet", [{"x": np.int64(1)}])
+    with pytest.raises(SourceError, match="holds a Delta Lake table"):
+        penstock.open(tmp_path / "year=2026" / "month=1")
+
+
+def test_a_remote_delta_lake_table_is_refused() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe({"/delta/in/a.parquet": b"", "/delta/in/_delta_log/0.json": b"{}"})
+    with pytest.raises(SourceError, match=r"holds a Delta Lake table, as in/_delta_log/0\.json shows"):
+        penstock.open("memory://delta/")
+    files.rm("/delta", recursive=True)

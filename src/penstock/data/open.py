@@ -33,7 +33,7 @@ def open(
 
     Args:
         path: a folder of images or of files of one format, a file, a URL that fsspec knows, wildcards or braces as in
-            train-{000..127}.tar, or several of these.
+            train-{000..127}.tar, or several of these. Below a folder, names that begin with a dot or _ are ignored.
         format: images, hdf5, parquet, arrow, tokens, lmdb, zarr, video, audio, tfrecord, tar, jsonl or csv; None
             guesses it from the name.
         fields: which fields a sample has: names, or {name in the sample: name in the file}; None for all.

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.data import format_registry
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
-from penstock.data.formats.arrow import ARROW
+from penstock.data.formats.arrow import ARROW, PARQUET
+from penstock.data.formats.arrow.folder_catalogs import refuse_table, saved_by_datasets
 from penstock.data.storage.storage import Storage, is_remote, walk_files
 
 _MAX_PROBED_FILES = 10_000
 """Of a local folder whose format is guessed."""
+
+_SHARD = re.compile(r"-\d{5,}-of-\d{5,}$")
+"""What TensorFlow's writers add to the names of files: x.tfrecord-00000-of-00008."""
 
 
 def select_format(
@@ -30,15 +34,36 @@ def select_format(
     """
     paths = storage.expand(path)
     if format is None:
-        guessed, files = guess_format(paths[0], storage)
-        return guessed, files if len(paths) == 1 else paths
-    selected, first = format_named(format), paths[0]
-    is_folder = first.endswith("/") if is_remote(first) else os.path.isdir(first)
-    if len(paths) == 1 and is_folder:
-        paths = _paths_in_folder(first, selected, storage)
-        if not paths:
-            raise SourceError(f"the folder {first} holds no {format}")
-    return selected, paths
+        return _guess_format_of_all(paths, storage)
+    selected = format_named(format)
+    files: list[str] = []
+    for one in paths:
+        files += _paths_in_folder(one, selected, storage, is_named=True) if _is_folder(one) else [one]
+    return selected, files
+
+
+def _guess_format_of_all(paths: list[str], storage: Storage) -> tuple[Format, list[str]]:
+    """Return the format of the first path, which all folders have to have, and what to open of them all."""
+    format, files = guess_format(paths[0], storage)
+    if format.reads_folder_trees:
+        return format, paths
+    has_suffixes = format_of_path(paths[0]) is not None
+    for path in paths[1:]:
+        if not _is_folder(path, without_suffix=not has_suffixes and format_of_path(path) is None):
+            files.append(path)
+            continue
+        other, found = guess_format(path, storage)
+        if other is not format:
+            raise SourceError(
+                f"{paths[0]} is {format.name}, and {path} is {other.name}; name paths of one format, or pass format="
+            )
+        files += found
+    return format, files
+
+
+def _is_folder(path: str, *, without_suffix: bool = False) -> bool:
+    """Return whether a path is a folder; a remote one is where it ends on a slash, or has no suffix, if that counts."""
+    return path.endswith("/") or without_suffix if is_remote(path) else os.path.isdir(path)
 
 
 def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
@@ -50,7 +75,7 @@ def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
         SourceError: nothing is there, or nothing that has a known suffix.
     """
     format = format_of_path(path)
-    is_folder = (format is None or path.endswith("/")) if is_remote(path) else os.path.isdir(path)
+    is_folder = _is_folder(path, without_suffix=format is None)
     if format is not None and (format.folder_markers or not is_folder):
         return format, [path]
     if not is_remote(path) and not os.path.exists(path):
@@ -66,10 +91,16 @@ def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
 
 
 def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[Format, list[str]]:
-    formats = (format_of_path(entry) for entry in _data_sets(path, files))
-    counted = Counter(format.name for format in formats if format is not None)
+    formats = ((entry, format_of_path(entry)) for entry in _data_sets(path, files))
+    counted = Counter(
+        format.name
+        for entry, format in formats
+        if format is not None and (format.reads_folder_trees or not _is_bookkeeping(path, entry))
+    )
     if not counted:
-        raise SourceError(f"the folder {path} has no file with a known suffix; pass format=")
+        raise SourceError(
+            f"the folder {path} has no file with a known suffix, but for names that begin with _ or a dot; pass format="
+        )
     (name, _), *others = counted.most_common()
     format = format_named(name)
     if others and not format.reads_folder_trees:
@@ -80,46 +111,59 @@ def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[
     return format, _paths_in_folder(path, format, storage)
 
 
-def _paths_in_folder(path: str, format: Format, storage: Storage) -> list[str]:
-    """Return what a format opens of a folder: its files, or the folder itself."""
+def _paths_in_folder(path: str, format: Format, storage: Storage, *, is_named: bool = False) -> list[str]:
+    """Return what a format opens of a folder: its files, or the folder itself. `is_named`: by the user, by format=.
+
+    Raises:
+        SourceError: it has none, several splits, or files of which a log says which count.
+    """
     if format.reads_folder_trees or (format.folder_markers and format_of_path(path) is format):
         return [path]
     files = storage.list(path)
     if _is_marked(path, files, format):
         return [path]
-    entries = [entry for entry in _data_sets(path, files) if format_of_path(entry) is format]
-    return entries if is_remote(path) or format is not ARROW else _saved_by_datasets(path, entries)
+    if format is PARQUET:
+        refuse_table(path, files)
+    entries = _without_bookkeeping(path, _files_of_format(path, files, format, is_named=is_named))
+    if format is ARROW:
+        entries = saved_by_datasets(path, files, entries, storage)
+    if not entries:
+        raise SourceError(f"the folder {path} holds no {format.name}")
+    return entries
 
 
-def _saved_by_datasets(path: str, entries: list[str]) -> list[str]:
-    """Return those Arrow files that are data: Hugging Face's datasets keeps results of `map` beside what it has saved.
+def _files_of_format(path: str, files: list[str], format: Format, *, is_named: bool) -> list[str]:
+    """Return the files with a suffix of a format; if none has one and the user names it, those without a known one."""
+    entries = _data_sets(path, files)
+    if not is_named or format.folder_markers:
+        return [entry for entry in entries if format_of_path(entry) is format]
+    found = [entry for entry in entries if format_of_path(_SHARD.sub("", entry)) is format]
+    return found or [one for one in entries if format_of_path(one) is None and not _is_bookkeeping(path, one)]
 
-    Raises:
-        SourceError: the folder has splits, and those for tests are among them.
+
+def _without_bookkeeping(path: str, entries: list[str]) -> list[str]:
+    """Return the files of a folder whose names do not begin with _, and warn of the others."""
+    left_out = [entry for entry in entries if _is_bookkeeping(path, entry)]
+    if not left_out:
+        return entries
+    warnings.warn(
+        f"left out: {len(left_out)} of the files in {path}, as their names or folders begin with _ like those of "
+        f"unfinished and internal files: {left_out[0]} ...; rename them, or name the files, to read them",
+        stacklevel=2,
+    )
+    return [entry for entry in entries if not _is_bookkeeping(path, entry)]
+
+
+def _is_bookkeeping(path: str, entry: str) -> bool:
+    """Return whether a name below a folder begins with _, as Spark and others name what is no data.
+
+    They may be columns of Hive partitions, too.
+
+    >>> [_is_bookkeeping("_in/", f"_in/{name}") for name in ("_temporary/0/a.csv", "a/_b.csv", "_year=2026/a.csv")]
+    [True, True, False]
     """
-    splits = _json(os.path.join(path, "dataset_dict.json")).get("splits")
-    if splits:
-        raise SourceError(
-            f"{path} is a DatasetDict of Hugging Face's, with the splits {', '.join(map(str, splits))}; open one of "
-            f"them: {os.path.join(path, str(splits[0]))}"
-        )
-    states = {folder: _json(os.path.join(folder, "state.json")) for folder in {*map(os.path.dirname, entries)}}
-    found = []
-    for entry in entries:
-        folder, name = os.path.split(entry)
-        saved = states[folder].get("_data_files")
-        if not isinstance(saved, list) or {"filename": name} in saved:
-            found.append(entry)
-    return found
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    names = entry[len(path.rstrip("/")) + 1 :].split("/")
+    return any(name.startswith("_") and "=" not in name for name in names)
 
 
 def _is_marked(path: str, files: list[str], format: Format) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import random
 import sys
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -387,6 +389,39 @@ def test_results_that_datasets_keeps_beside_what_it_has_saved_are_no_samples(tmp
     assert len(penstock.open(tmp_path, **options)) == 4
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
     assert [int(one["x"]) for one in penstock.open(tmp_path, **options)] == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "arrow"}])
+def test_the_cache_of_load_dataset_is_read_without_results_of_map_and_never_with_several_splits(
+    tmp_path: Path, options: Any
+) -> None:
+    folder = tmp_path / "parquet" / "my-data-12ab" / "0.0.0"
+    folder.mkdir(parents=True)
+    (folder / "dataset_info.json").write_text("{}")
+    ipc(folder / "cache-0123456789abcdef.arrow", "stream", pa.table({"x": [10]}))
+    with pytest.raises(SourceError, match="holds no arrow"):
+        penstock.open(tmp_path, **options)
+    for shard in (0, 1):
+        ipc(folder / f"my-data-train-0000{shard}-of-00002.arrow", "stream", pa.table({"x": [shard]}))
+    for path in (tmp_path, folder):
+        assert [int(one["x"]) for one in penstock.open(path, **options)] == [0, 1]
+    ipc(folder / "my-data-test.arrow", "stream", pa.table({"x": [7]}))
+    with pytest.raises(SourceError, match=r"2 splits, .*/my-data-test\.arrow, .*-train-\*\.arrow; open one of"):
+        penstock.open(tmp_path, **options)
+    assert [int(one["x"]) for one in penstock.open(folder / "my-data-train-*.arrow", **options)] == [0, 1]
+
+
+def test_what_load_dataset_has_made_is_known_remotely() -> None:
+    files = fsspec.filesystem("memory")
+    table = io.BytesIO()
+    with pa.ipc.new_stream(table, pa.schema({"x": pa.int64()})) as writer:
+        writer.write_table(pa.table({"x": [1]}))
+    data = table.getvalue()
+    files.pipe({"/hf/dataset_info.json": b"{}", "/hf/a-train.arrow": data, "/hf/cache-01.arrow": data})
+    assert [int(one["x"]) for one in penstock.open("memory://hf/")] == [1]
+    files.pipe({"/hf/state.json": b'{"_data_files": [{"filename": "cache-01.arrow"}]}'})
+    assert [str(one) for one in penstock.open("memory://hf/").read_paths()] == ["memory://hf/cache-01.arrow"]
+    files.rm("/hf", recursive=True)
 
 
 def test_splits_that_were_saved_together_are_not_mixed(tmp_path: Path) -> None:

@@ -767,3 +767,46 @@ def varint(value: int) -> bytes:
         out.append(rest & 127 | 128)
         rest >>= 7
     return bytes([*out, rest])
+
+
+def write_partitions(root: Path, *folders: str) -> None:
+    for number, folder in enumerate(folders):
+        (root / folder).mkdir(parents=True)
+        pq.write_table(pa.table({"x": [2 * number, 2 * number + 1]}), root / folder / "a.parquet", row_group_size=1)
+
+
+def test_hive_partitions_that_are_left_out_are_named(tmp_path: Path) -> None:
+    write_partitions(tmp_path / "set", "day=1/label=cat", "day=1/label=dog")
+    with pytest.warns(UserWarning, match=r"left out: .* state 'label', which .* pass partitions=\['label'\]"):
+        source = penstock.open(tmp_path / "set")
+    assert [*source.schema] == ["x"]
+    assert len(penstock.open(tmp_path / "set", fields=["x"])) == 4  # they are not wanted: no warning
+    assert len(penstock.open(tmp_path / "set" / "day=1" / "label=cat")) == 2
+    with pytest.raises(SourceError, match=r"no field 'label': .* pass partitions=\['label'\]"):
+        penstock.open(tmp_path / "set", fields=["x", "label"])
+
+
+def test_hive_partitions_are_fields_where_they_are_named(tmp_path: Path) -> None:
+    write_partitions(tmp_path, "day=01/label=hot%20dog", "day=02/label=cat", "day=02/label=__HIVE_DEFAULT_PARTITION__")
+    source = penstock.open(tmp_path, partitions=["label", "day"])
+    parts = [(0, "hot dog", 1), (4, None, 2), (2, "cat", 2)]  # by the folders' names
+    want = [{"x": x, "label": label, "day": day} for first, label, day in parts for x in (first, first + 1)]
+    assert source.schema == {"x": Field("number", "int64"), "label": Field("text"), "day": Field("number", "int64")}
+    assert [*source] == [source[number] for number in range(6)] == source.__getitems__([*range(6)]) == want
+    assert [*pickle.loads(pickle.dumps(source))] == want
+    only = [{"label": one["label"]} for one in want]
+    assert [*source.select_fields(["label"])] == only
+    days = penstock.open(tmp_path, partitions=["label", "day"], fields={"y": "day"})
+    assert [*days] == [{"y": one["day"]} for one in want]
+    loader = penstock.DataLoader(source, batch_size=None, num_workers=2)
+    assert [one["label"] for one in loader] == [one["label"] for one in want]
+
+
+def test_hive_partitions_that_are_no_fields_of_all_files_are_refused(tmp_path: Path) -> None:
+    write_partitions(tmp_path, "label=cat", "x=3")
+    with pytest.raises(SourceError, match=r"x=3/a.parquet: partitions= names 'label', and its folders state 'x'"):
+        penstock.open(tmp_path, partitions=["label"])
+    with pytest.raises(SourceError, match=r"it has a column 'x'; leave it out of partitions="):
+        penstock.open(tmp_path / "x=3", partitions=["x"])
+    with pytest.raises(OptionError, match=r"partitions='x' has to be a list of columns"):
+        penstock.open(tmp_path, partitions="x")

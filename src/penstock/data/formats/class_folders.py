@@ -14,14 +14,14 @@ A million paths are one piece of memory, not a million objects: what a worker in
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.data.storage.backend import FileVersion
-from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.storage.storage import Storage, is_remote, walk_folders
 
 
 class Paths(Sequence[str]):
@@ -125,23 +125,10 @@ def _by_class(folder: str, root: str, suffixes: tuple[str, ...], storage: Storag
             (inner, map(os.path.basename, group)) for inner, group in groupby(storage.list(folder), os.path.dirname)
         )
     else:
-        listed = sorted(_walk(folder, ()))
+        walked = walk_folders(folder)
+        listed = sorted((inner, [entry.name for entry in entries if entry.is_file()]) for inner, entries in walked)
     for inner, names in listed:
         prefix = os.path.join(inner, "").removeprefix(root)
         files = by_class.setdefault(inner[start:].partition("/")[0], [])
         files += [prefix + name for name in names if name.lower().endswith(suffixes)]
     return by_class
-
-
-def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder from this one on, with the names of its files; no hidden ones."""
-    status = os.stat(folder)
-    own = (status.st_dev, status.st_ino)
-    if own in above:  # a link to a folder that it lies in
-        return
-    with os.scandir(folder) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith(".")]
-    yield folder, sorted(entry.name for entry in shown if entry.is_file())
-    for entry in shown:
-        if entry.is_dir():
-            yield from _walk(entry.path, (*above, own))

@@ -308,10 +308,37 @@ def is_remote(path: str) -> bool:
 
 
 def walk_files(path: str) -> Iterator[str]:
-    """Yield all files below a local folder, folder by folder, except those whose name or folder begins with a dot."""
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(folder, name) for name in sorted(names) if not name.startswith("."))
+    """Yield all files below a local folder, folder by folder, except those whose name or folder begins with a dot.
+
+    Raises:
+        SourceError: a folder cannot be listed.
+    """
+    try:
+        for _, entries in walk_folders(path):
+            yield from (entry.path for entry in entries if not entry.is_dir())
+    except OSError as error:
+        raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from error
+
+
+def walk_folders(path: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """Yield a local folder and each one below it, with what lies in it by name; nothing that begins with a dot.
+
+    Links to folders are followed, except those to a folder that they lie in. `above` has the folders that `path` is in,
+    as device and inode.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    status = os.stat(path)
+    own = (status.st_dev, status.st_ino)
+    if own in above:
+        return
+    with os.scandir(path) as entries:
+        shown = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    yield path, shown
+    for entry in shown:
+        if entry.is_dir():
+            yield from walk_folders(entry.path, (*above, own))
 
 
 def strip_file_scheme(path: str) -> str:

@@ -21,6 +21,7 @@ from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
+from penstock.data.formats.arrow.partitions import PartitionLeaf, check_left_out, partition_leaves
 from penstock.data.formats.arrow.types import UNTYPED, Leaf, leaves, merged
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
@@ -74,6 +75,8 @@ class TableSource(Source):
         null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
             and reading a number or an array raises RecordError.
         objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
+        partitions: columns that are in the names of folders (Hive partitions), to be fields: ["label"] for
+            label=cat/a.parquet. Integers are int64, all else is text.
         held_nbytes: of unpacked groups that a process keeps; views of a map cost nearly nothing. A pass in order
             (`for sample in source`) keeps one group.
         max_group_nbytes: the most that a group may have unpacked.
@@ -94,11 +97,13 @@ class TableSource(Source):
         *,
         null: Mapping[str, Any] | None = None,
         objects: Sequence[str] = (),
+        partitions: Sequence[str] = (),
         held_nbytes: int = HELD_NBYTES,
         max_group_nbytes: int = MOST_GROUP_NBYTES,
     ) -> None:
-        if isinstance(objects, str):
-            raise OptionError(f"objects={objects!r} has to be a list of columns, as in [{objects!r}]")
+        for option, columns in (("objects", objects), ("partitions", partitions)):
+            if isinstance(columns, str):
+                raise OptionError(f"{option}={columns!r} has to be a list of columns, as in [{columns!r}]")
         if held_nbytes < 0 or max_group_nbytes < 1:
             raise OptionError(f"{held_nbytes=} must not be negative, {max_group_nbytes=} not 0")
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
@@ -110,7 +115,8 @@ class TableSource(Source):
         if min(groups, default=0) < 0 or sum(groups) > _MOST_ROWS:
             spans = f"in groups of {min(groups)} to {max(groups)}"
             raise SourceError(f"{self.where}: it states {sum(groups)} rows, {spans}")
-        self._leaves = resolve_fields(self._paths, schemas, fields, objects)
+        check_left_out(self._paths, {*schemas[0].names, *partitions}, fields)
+        self._leaves = resolve_fields(self._paths, schemas, fields, objects, partitions)
         self._names = tuple(self._leaves[0])
         self._fields = {name: leaf.field for name, leaf in self._leaves[0].items()}
         as_they_are = {name for name, field in self._fields.items() if field.kind == "object"}
@@ -237,9 +243,10 @@ class TableSource(Source):
         """Return a group's columns, or why it cannot be unpacked."""
         file, place = self._files.locate(number)
         wanted = [(name, self._leaves[file][name]) for name in self._names]
+        columns = [leaf.path for _, leaf in wanted if not isinstance(leaf, PartitionLeaf)]
         pieces, counts, nbytes = [], [], 0
         try:
-            for batch, cost in self.batches(file, place, [leaf.path for _, leaf in wanted]):
+            for batch, cost in self.batches(file, place, columns):
                 if batch.num_rows:
                     pieces.append([_column(name, leaf, batch) for name, leaf in wanted])
                     counts.append(batch.num_rows)
@@ -273,7 +280,11 @@ def _column(name: str, leaf: Leaf, batch: Any) -> Column:
 
 
 def resolve_fields(
-    paths: Sequence[str], schemas: Sequence[Any], fields: Selection, objects: Sequence[str]
+    paths: Sequence[str],
+    schemas: Sequence[Any],
+    fields: Selection,
+    objects: Sequence[str],
+    partitions: Sequence[str] = (),
 ) -> list[dict[str, Leaf]]:
     """Return what reads the fields of each file, by their names in samples, in units that hold those of all files.
 
@@ -285,13 +296,13 @@ def resolve_fields(
     found: dict[str, Leaf] = {}
     unread: dict[str, str] = {}
     files: list[dict[str, Leaf | str]] = []
+    stated = partition_leaves(paths, partitions)
     for number, (path, schema) in enumerate(zip(paths, schemas, strict=True)):
-        if number and schema.equals(schemas[number - 1], check_metadata=True):
+        is_alike = number and schema.equals(schemas[number - 1], check_metadata=True)
+        if is_alike and stated[number] == stated[number - 1]:
             files.append(files[-1])
             continue
-        with translate_errors(path):
-            there = leaves(schema, objects)
-            Selection.of(list(objects)).names(there, path)
+        there = _fields_there(path, schema, objects, stated[number])
         files.append({name: there[inner] for name, inner in fields.names(there, path).items()})
         if files[-1].keys() != files[0].keys():
             raise SourceError(f"{path}: it has the fields {sorted(files[-1])}, and {paths[0]} {sorted(files[0])}")
@@ -317,6 +328,19 @@ def resolve_fields(
         else:
             read.append({name: leaf.read_as(found[name]) for name in readable if isinstance(leaf := one[name], Leaf)})
     return read
+
+
+def _fields_there(
+    path: str, schema: Any, objects: Sequence[str], partitions: Mapping[str, PartitionLeaf]
+) -> dict[str, Leaf | str]:
+    """Return what samples of a file can have; for what cannot be read, why."""
+    with translate_errors(path):
+        there = leaves(schema, objects)
+        Selection.of(list(objects)).names(there, path)
+    for name in partitions:
+        if name in there:
+            raise SourceError(f"{path}: it has a column {name!r}; leave it out of partitions=")
+    return {**there, **partitions}
 
 
 def _merged(one: Leaf, other: Leaf, path: str, first: str) -> Leaf:
