@@ -299,3 +299,21 @@ def test_a_remote_delta_lake_table_is_refused() -> None:
     with pytest.raises(SourceError, match=r"holds a Delta Lake table, as in/_delta_log/0\.json shows"):
         penstock.open("memory://delta/")
     files.rm("/delta", recursive=True)
+
+
+@pytest.mark.parametrize("suffix", ["tar", "csv", "jsonl", "tfrecord"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12345\n", "git lfs pull"),
+        (b"BZh91AY&SY" + bytes(100), "packed by bzip2"),
+        (b"\xfd7zXZ\0" + bytes(100), "packed by xz"),
+    ],
+)
+def test_a_file_that_is_no_data_is_named_as_what_it_is(
+    tmp_path: Path, suffix: str, content: bytes, reason: str
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=reason):
+        list(penstock.open(path))

@@ -160,7 +160,7 @@ class NumberedSamples(Dataset[Any]):
         """The fields of its samples; those of the first sample if the format stores none for all."""
         if not len(self):
             raise SourceError(f"{self.where} has no samples, and so no fields")
-        return schema_of(self[0])
+        return schema_of(self[0], self.where)
 
     @property
     def chunk_starts(self) -> np.ndarray | None:

@@ -129,11 +129,9 @@ def plain(value: Any) -> Any:
         try:
             return np.asarray(value)[()] if not isinstance(value, int) or isinstance(value, bool) else np.int64(value)
         except OverflowError as error:
-            raise SourceError(f"the integer {value} does not fit into 64 bits") from error
-    raise SourceError(
-        f"a field holds {type(value).__qualname__}; it has to be an array or a tensor of numbers, a number, str or "
-        "bytes"
-    )
+            raise SourceError(f"it holds the integer {value}, which does not fit into 64 bits") from error
+    found = "None" if value is None else type(value).__qualname__
+    raise SourceError(f"it holds {found}; it has to be an array or a tensor of numbers, a number, str or bytes")
 
 
 def field_of(value: Any) -> Field:
@@ -150,9 +148,26 @@ def field_of(value: Any) -> Field:
     return Field("text" if isinstance(value, str) else "bytes")
 
 
-def schema_of(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of one sample."""
-    return {name: field_of(value) for name, value in sample.items()}
+def schema_of(sample: Mapping[str, Any], where: str = "the source") -> Schema:
+    """Return the schema of one sample of the source `where`.
+
+    Raises:
+        SourceError: a field has no type that others could share.
+
+    >>> schema_of({"x": 1, "note": None}, "a.jsonl")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    penstock.core.errors.SourceError: a.jsonl: field 'note': it holds None; ...
+    """
+    schema = {}
+    for name, value in sample.items():
+        try:
+            schema[name] = field_of(value)
+        except SourceError as error:
+            raise SourceError(
+                f"{where}: field {name!r}: {error}: choose or rename fields with fields= (--fields a,new=old), or "
+                "replace such values with .map()"
+            ) from error
+    return schema
 
 
 def merge_schemas(one: Schema, other: Schema, where: str) -> Schema:
@@ -191,8 +206,12 @@ def fitted(schema: Schema, sample: Mapping[str, Any], where: str) -> Sample:
     """
     if sample.keys() != schema.keys():
         raise SourceError(f"{where}: a sample has the fields {sorted(sample)}, not {sorted(schema)}")
-    values = {name: plain(sample[name]) for name in schema}
+    values: Sample = {}
     for name, field in schema.items():
+        try:
+            values[name] = plain(sample[name])
+        except SourceError as error:
+            raise SourceError(f"{where}: field {name!r}: {error}") from error
         found = field_of(values[name])
         fits = (found.kind, found.dtype, len(found.shape)) == (field.kind, field.dtype, len(field.shape))
         if not fits or any(size not in (None, own) for size, own in zip(field.shape, found.shape, strict=True)):

@@ -150,7 +150,7 @@ class Stream(IterableDataset[Any]):
         plain = self._copy()
         plain.order = ReadOrder()
         for sample in _SamplePass(plain, plain._records(PassSpec())):
-            return schema_of(sample)
+            return schema_of(sample, self.where)
         raise SourceError(f"{self.where} has no samples, and so no fields")
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.json
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_files import assert_same, datasets, outcomes, write_samples, write_text
@@ -104,6 +105,49 @@ def test_dtypes_are_taken_and_checked(tmp_path: Path) -> None:
     assert [type(one) for one in found[2:]] == [RecordError, RecordError]
     with pytest.raises(OptionError, match="dtypes"):
         jsonl(path, dtypes={"x": "object"})
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "reason"),
+    [
+        ("1.5", "int32", "it is 1.5, which does not fit into int32"),
+        ("300", "uint8", "it is 300, which does not fit into uint8"),
+        ("2", "bool", "it is 2, which does not fit into bool"),
+        ("18446744073709551615", "int8", "it is 18446744073709551615, which does not fit into int8"),
+        ("[1.5]", "int32", "a list holds numbers that do not fit into int32"),
+        ("[0, 2]", "bool", "a list holds numbers that do not fit into bool"),
+    ],
+)
+def test_a_number_that_does_not_fit_its_dtype_is_refused_with_its_field(
+    tmp_path: Path, value: str, dtype: str, reason: str
+) -> None:
+    path = write_text(tmp_path / "a.jsonl", f'{{"a": {{"x": {value}}}}}\n')
+    (broken,) = outcomes(jsonl(path, dtypes={"a/x": dtype}))
+    assert f"field 'a/x': {reason}" in str(broken)
+
+
+def test_dtypes_hold_for_integers_of_64_bits_and_bits(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.jsonl", '{"x": 18446744073709551615, "y": [0, 1, true], "z": 1}\n')
+    (found,) = jsonl(path, dtypes={"x": "float64", "y": "bool", "z": "bool"})
+    assert (found["x"], found["x"].dtype.name) == (2.0**64, "float64")
+    assert (found["y"].tolist(), found["y"].dtype.name, bool(found["z"])) == ([False, True, True], "bool", True)
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_schema_names_the_field_that_is_null(tmp_path: Path, index: bool) -> None:
+    path = write_text(tmp_path / "a.jsonl", '{"x": 1, "note": null}\n')
+    with pytest.raises(SourceError, match=r"a\.jsonl: field 'note': it holds None; .*fields="):
+        _ = jsonl(path, index=index).schema
+    assert jsonl(path, index=index, fields=["x"]).schema == {"x": Field("number", "int64")}
+
+
+@pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])
+def test_dtypes_decide_what_a_batch_of_integers_and_fractions_is(tmp_path: Path, loader: Any) -> None:
+    lines = "".join(f'{{"x": {value}}}\n' for value in ("1", "16777217.25", "0.5", "2", "7", "8"))
+    path = write_text(tmp_path / "a.jsonl", lines)
+    whole = [batch["x"] for batch in loader(jsonl(path, dtypes={"x": "float64"}), batch_size=2)]
+    assert [batch.dtype for batch in whole] == [torch.float64] * 3
+    assert torch.cat(whole).tolist() == [1.0, 16777217.25, 0.5, 2.0, 7.0, 8.0]
 
 
 def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:

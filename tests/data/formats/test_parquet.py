@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import datetime
+import math
 import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -180,6 +182,50 @@ def test_nulls_are_what_the_user_says_or_errors(tmp_path: Path) -> None:
     assert source[1]["x"].tolist() == [2, 3]
     with pytest.raises(RecordError, match="nulls between its numbers"):
         source[0]
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "null"),
+    [
+        (pa.array([1, None], pa.uint8()), -1),
+        (pa.array([1, None], pa.int8()), 300),
+        (pa.array([1, None], pa.int32()), math.nan),
+        (pa.array([1, None], pa.int32()), 0.5),
+        (pa.array([1, None], pa.int32()), "none"),
+        (pa.array([True, None]), -1),
+        (pa.array([1.5, None], pa.float32()), 1e300),
+        (pa.array(["a", None]), 0),
+        (pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), 0),
+        (pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), np.zeros(3, np.int64)),
+        (pa.array([[1, 2], None], pa.list_(pa.uint8())), np.array([-1])),
+    ],
+)
+def test_a_value_for_nulls_that_does_not_fit_its_column_is_refused(tmp_path: Path, column: Any, null: Any) -> None:
+    table(tmp_path / "a.parquet", {"x": column})
+    words = re.escape(penstock.open(tmp_path / "a.parquet").schema["x"].words())
+    with pytest.raises(OptionError, match=rf"null=\{{'x': .* not fit the field, which is {words}: .*objects=\['x'\]"):
+        penstock.open(tmp_path / "a.parquet", null={"x": null})
+    assert len(penstock.open(tmp_path / "a.parquet", null={"x": null}, objects=["x"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "null"),
+    [
+        (pa.array([1, None], pa.int8()), -1),
+        (pa.array([None, 1], pa.int32()), -1),
+        (pa.array([None, 1.5], pa.float32()), math.nan),
+        (pa.array([None, 1.5], pa.float32()), -1),
+        (pa.array([1.5, None], pa.float64()), 0.1),
+        (pa.array([None, True]), False),
+        (pa.array([[1, 2], None], pa.list_(pa.float32(), 2)), np.zeros(2)),
+    ],
+)
+def test_batches_with_nulls_are_of_the_type_in_the_schema(tmp_path: Path, column: Any, null: Any) -> None:
+    table(tmp_path / "a.parquet", {"x": column})
+    source = penstock.open(tmp_path / "a.parquet", null={"x": null})
+    (batch,) = penstock.DataLoader(source, batch_size=2)
+    assert str(batch["x"].dtype) == f"torch.{source.schema['x'].dtype}"
     source.close()
 
 

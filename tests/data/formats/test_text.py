@@ -251,6 +251,69 @@ def test_files_have_to_have_one_header(tmp_path: Path) -> None:
     assert list(rows(write_text(tmp_path / "c.csv", "a,b\n"))) == []
 
 
+def write_set(folder: Path, *texts: str) -> list[Path]:
+    return [write_text(folder / f"{number}.csv", text) for number, text in enumerate(texts)]
+
+
+def test_columns_have_the_types_of_the_first_file_with_rows(tmp_path: Path) -> None:
+    found = [*rows(*write_set(tmp_path, "a,b,c\n", "a,b,c\n1,2.5,true\n", "a,b,c\n"))]
+    assert found == [{"a": 1, "b": 2.5, "c": True}]
+    paths = write_set(tmp_path, *["a\n"] * 20, "a\n7\n")
+    assert [*rows(*paths)] == [{"a": 7}]
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (("a,b\n1,x\n", "a,b\n1.5,x\n"), [1.0, 1.5]),
+        (("a,b\n1.5,x\n", "a,b\n1,x\n"), [1.5, 1.0]),
+        (("a,b\n1,x\n", "a,b\n,x\n"), [1.0, math.nan]),
+        (("a,b\n,x\n", "a,b\n1,x\n"), [math.nan, 1.0]),
+        (("a,b\ntrue,x\n", "a,b\n,x\n"), ["true", ""]),
+        (("a,b\n1,x\n", 'a,b\n"2",x\n'), [1, 2]),
+        (('a,b\n"1",x\n', "a,b\n2,x\n"), ["1", "2"]),
+        (("a,b\n,x\n", "a,b\n,x\n"), ["", ""]),
+        (("a,b\n9007199254740993,x\n", "a,b\n,x\n"), "0.csv: column 'a' has 9007199254740993, which float64"),
+        (("a,b\n1.5,x\n", "a,b\n9007199254740993,x\n"), "1.csv: column 'a' has 9007199254740993, which float64"),
+    ],
+)
+def test_files_of_one_set_have_a_type_that_holds_the_numbers_of_all(
+    tmp_path: Path, texts: tuple[str, ...], values: Any
+) -> None:
+    paths = write_set(tmp_path, *texts)
+    if isinstance(values, str):
+        with pytest.raises(SourceError, match=values):
+            rows(*paths)
+        assert [*rows(*paths, fields=["b"])] == [{"b": "x"}] * 2
+        assert {type(sample["a"]) for sample in rows(*paths, dtypes={"a": "text"})} == {str}
+        return
+    found = [sample["a"] for sample in rows(*paths)]
+    assert str(found) == str(values)
+
+
+def test_a_fraction_in_a_file_that_was_not_looked_at_is_refused_by_name(tmp_path: Path) -> None:
+    paths = write_set(tmp_path, *["a\n1\n"] * 8, "a\n1.5\n")
+    with pytest.raises(RecordError, match=r"8.csv: record line 2 .*which is no int64; dtypes= sets another"):
+        list(rows(*paths))
+    assert rows(*paths, dtypes={"a": "float64"}).schema["a"].dtype == "float64"
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_empty_file_of_a_set_has_no_rows(tmp_path: Path, place: int) -> None:
+    texts = ["a,b\n1,2\n", "a,b\n3,4\n"]
+    texts.insert(place, ["", "\n", "\ufeff"][place])
+    paths = write_set(tmp_path, *texts)
+    assert [*rows(*paths)] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    with pytest.raises(SourceError, match="empty, and so are the others"):
+        rows(*write_set(tmp_path, "", ""))
+
+
+def test_a_file_that_cannot_be_read_is_looked_past_for_types(tmp_path: Path) -> None:
+    paths = [*write_set(tmp_path, "a\n1\n"), tmp_path / "gone.csv", write_text(tmp_path / "2.csv", "a\n1.5\n")]
+    with pytest.warns(UserWarning, match="gone.csv"):
+        assert [*rows(*paths, errors="skip")] == [{"a": 1.0}, {"a": 1.5}]
+
+
 def test_what_csv_cannot_hold_is_said(tmp_path: Path) -> None:
     assert "array" not in why_unsupported({"x": Field("number", "float64")})
     assert "float32[3]" in why_unsupported({"x": Field("array", "float32", (3,))})

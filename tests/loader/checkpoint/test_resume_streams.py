@@ -144,6 +144,46 @@ def test_the_same_consumers_go_on_in_the_same_order(shards: list[str]) -> None:
     assert sorted(first + rest) == list(range(50))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_as_many_workers_go_on_with_the_same_batches_whichever_of_them_have_ended(
+    shards: list[str], shuffle: bool
+) -> None:
+    def loader() -> DataLoader[Any]:
+        stream = penstock.open(shards)
+        return DataLoader(stream.shuffle(seed=2, shuffle_block=6) if shuffle else stream, 3, num_workers=3)
+
+    batches = [batch["x"].tolist() for batch in loader()]
+    assert any(len(batch) < 3 for batch in batches[:-2])  # a worker's last one: it ends before the others
+    for count in range(1, len(batches), 2):
+        one = loader()
+        iterator = iter(one)
+        assert [next(iterator)["x"].tolist() for _ in range(count)] == batches[:count]
+        other = loader()
+        other.load_state_dict(one.state_dict())
+        del iterator
+        assert [batch["x"].tolist() for batch in other] == batches[count:], count
+
+
+def test_as_many_ranks_go_on_with_the_same_batches_given_the_states_of_all(
+    monkeypatch: pytest.MonkeyPatch, shards: list[str]
+) -> None:
+    def loader(rank: int) -> DataLoader[Any]:
+        be_rank(monkeypatch, rank, 2)
+        return DataLoader(penstock.open(shards), 2, num_workers=2)
+
+    states, rest = [], []
+    for rank in range(2):
+        one = loader(rank)
+        iterator = iter(one)
+        numbers(itertools.islice(iterator, 7))
+        states.append(one.state_dict())
+        rest.append([batch["x"].tolist() for batch in iterator])
+    for rank in range(2):
+        other = loader(rank)
+        other.load_state_dict(states)
+        assert [batch["x"].tolist() for batch in other] == rest[rank]
+
+
 def test_epochs_of_a_stream_are_counted_on(shards: list[str]) -> None:
     def loader(workers: int) -> DataLoader[Any]:
         return DataLoader(penstock.open(shards).shuffle(seed=1), 5, num_workers=workers)

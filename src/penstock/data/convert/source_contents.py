@@ -28,7 +28,7 @@ from penstock.data.convert.numbered_records import (
 from penstock.data.convert.partial_folder import read_json, write_json
 from penstock.data.convert.task import TaskContext
 from penstock.data.sample_nbytes import nbytes_of
-from penstock.data.schema import Errors, Field, Sample, Schema, field_of, merge_schemas, schema_of
+from penstock.data.schema import Errors, Field, Sample, Schema, merge_schemas, schema_of
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 
@@ -105,7 +105,7 @@ def _may_be_fixed_size(source: Source | Stream, declared: Schema) -> bool:
     if isinstance(source, Stream) or not any(field.is_ragged for field in declared.values()):
         return False
     try:
-        schemas = [schema_of(source[index]) for index in range(min(len(source), _SHAPE_SAMPLES))]
+        schemas = [schema_of(source[index], source.where) for index in range(min(len(source), _SHAPE_SAMPLES))]
     except SourceError:  # reported when the record is converted
         return False
     return all(schema == schemas[0] for schema in schemas) and bool(schemas)
@@ -157,7 +157,7 @@ def scan_range(
                 continue
             signature = _signature(record)
             if signature not in known:
-                schema = _merge((schema, _schema_of(record, reader.source.where)), reader.source.where)
+                schema = _merge((schema, schema_of(record, reader.source.where)), reader.source.where)
             if len(known) < _MAX_SIGNATURES:
                 known.add(signature)
             size = nbytes_of(record)
@@ -170,18 +170,6 @@ def scan_range(
     contents = SourceContents(schema, (records,), truncated, nbytes)
     write_json(os.path.join(partial_folder, name), asdict(contents))
     return contents
-
-
-def _schema_of(sample: Sample, where: str) -> Schema:
-    schema = {}
-    for name, value in sample.items():
-        try:
-            schema[name] = field_of(value)
-        except SourceError as error:
-            raise SourceError(
-                f"{where}: {name!r}: {error}; choose or rename fields with fields= (--fields a,new=old)"
-            ) from error
-    return schema
 
 
 def _signature(sample: Sample) -> Hashable:

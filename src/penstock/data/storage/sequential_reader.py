@@ -9,6 +9,7 @@ import zlib
 from typing import BinaryIO, Protocol
 
 from penstock.core.errors import RecordError, SourceError
+from penstock.data.storage.foreign_content import foreign_content
 from penstock.data.storage.storage import Storage
 
 READ_NBYTES = 1 << 18
@@ -51,6 +52,9 @@ class SequentialReader:
         self._buffer_at = self._buffer_offset = 0
         self._buffer = b""
         self._buffer = self._read(READ_NBYTES)
+        if found := foreign_content(self._buffer[:64]):
+            self._file.close()
+            raise SourceError(f"{path} {found}")
         self.total: int | None = None
         """The file's size; None for gzip, whose decompressed size is known only at the end."""
         if self._buffer.startswith(_GZIP):

@@ -84,7 +84,8 @@ def resume_from(
         begun["digest"] = own.get("digest")
     if order is None:
         shards = _shards_of_rank(states, world, rank, stream, max(1, workers))
-        turn = one["turn"] if len(shards) == len(one["shards"]) and len(states) == 1 else 0
+        is_as_it_was = (own["rank"], own["world"]) == (rank, world) and len(shards) == len(own["shards"])
+        turn = own["turn"] if is_as_it_was else 0
         return Resume(**begun, shards=shards, turn=turn, stream_epoch=one.get("stream_epoch"))
     start = pass_start_after([CursorState.of(state["indices"]) for state in states], order)
     if _own_datasets(own, world=world, rank=rank, workers=workers):
@@ -140,13 +141,14 @@ def _own_datasets(own: SavedState, *, world: int, rank: int, workers: int) -> tu
 def _shards_of_rank(
     states: Sequence[SavedState], world: int, rank: int, stream: Any, workers: int
 ) -> tuple[StreamShard, ...]:
-    """Return the shards that this rank resumes: its own, or its part of everybody's."""
+    """Return the shards that this rank resumes: its own, or its part of everybody's where there are other ranks."""
     saved_world = int(states[0]["world"])
-    if len(states) == 1 and saved_world == world:
-        if states[0]["rank"] != rank:
-            raise StateError(f"this is the state of rank {states[0]['rank']}, and this is rank {rank}; load its own")
-        shards = [_with_initial_state(shard_from(shard), states[0], stream) for shard in states[0]["shards"]]
+    own = next((state for state in states if (state["rank"], state["world"]) == (rank, world)), None)
+    if own is not None:
+        shards = [_with_initial_state(shard_from(shard), own, stream) for shard in own["shards"]]
         return _split(shards, workers, stream)
+    if len(states) == 1 and saved_world == world:
+        raise StateError(f"this is the state of rank {states[0]['rank']}, and this is rank {rank}; load its own")
     if sorted(state["rank"] for state in states) != list(range(saved_world)):
         raise StateError(
             f"{saved_world} ranks had shares of this stream, and now there are {world}; load the states of all of "
@@ -163,13 +165,16 @@ def _shards_of_rank(
 
 
 def _split(shards: list[StreamShard], consumers: int, stream: Any) -> tuple[StreamShard, ...]:
-    """Return at least as many shards as there are consumers, where the dataset can split what is left of one."""
-    if not isinstance(stream, Stream) or not shards:
+    """Return at least as many shards as there are consumers, where the dataset can split what is left of one.
+
+    Shards that have ended count: with as many consumers as before, the batches left are those of the interrupted pass.
+    """
+    if not isinstance(stream, Stream) or len(shards) >= consumers:
         return tuple(shards)
     left = [shard for shard in shards if not shard.has_ended]
-    ways = -(-consumers // max(1, len(left)))
-    if ways == 1 or any(shard.since for shard in left):
+    if any(shard.since for shard in left):
         return tuple(shards)
+    ways = -(-consumers // max(1, len(left)))
     return tuple(
         replace(shard, state=(state, *shard.state[1:]))
         for shard in left

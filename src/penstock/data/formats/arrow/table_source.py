@@ -21,11 +21,12 @@ from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
+from penstock.data.formats.arrow.null_values import null_values
 from penstock.data.formats.arrow.partitions import PartitionLeaf, check_left_out, partition_leaves
 from penstock.data.formats.arrow.types import UNTYPED, Leaf, leaves, merged
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
-from penstock.data.schema import Errors, Sample, Schema, Selection, plain
+from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
@@ -73,7 +74,7 @@ class TableSource(Source):
         fields: which fields samples have.
         errors: unused: reading a broken sample raises RecordError.
         null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
-            and reading a number or an array raises RecordError.
+            and reading a number or an array raises RecordError. It becomes of the field's type, which has to hold it.
         objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
         partitions: columns that are in the names of folders (Hive partitions), to be fields: ["label"] for
             label=cat/a.parquet. Integers are int64, all else is text.
@@ -84,6 +85,7 @@ class TableSource(Source):
     Raises:
         SourceError: a file cannot be read, a field is not there, is something else in another file, or cannot be read
             though it was asked for.
+        OptionError: a value for nulls does not fit its field.
     """
 
     reads_batches = True
@@ -119,8 +121,7 @@ class TableSource(Source):
         self._leaves = resolve_fields(self._paths, schemas, fields, objects, partitions)
         self._names = tuple(self._leaves[0])
         self._fields = {name: leaf.field for name, leaf in self._leaves[0].items()}
-        as_they_are = {name for name, field in self._fields.items() if field.kind == "object"}
-        self._nulls = {name: value if name in as_they_are else plain(value) for name, value in (null or {}).items()}
+        self._nulls = null_values(null or {}, self._fields)
         self._files = ConcatIndex(map(len, rows))
         self._parts = ConcatIndex(groups)
         self._held = self._new_cache()

@@ -7,8 +7,9 @@
     lines        end at a line feed, a carriage return, or both; files may mix them
     blank        a line of white space only is no record, outside of quotes
     columns      what all values in the first 1000 rows are: int64, float64 (an empty one is NaN), bool (true, false),
-                 or text. `dtypes=` overrides it. Values in quotes are text, so that "12" stays one. Numbers are of
-                 ASCII digits: 1_000 and Arabic digits are none, though Python takes them
+                 or text; of several files see `csv_types`. `dtypes=` overrides it. Values in quotes are text, so that
+                 "12" stays one. Numbers are of ASCII digits: 1_000 and Arabic digits are none, though Python takes them
+    files        all have the first one's header; one without any, as it is empty, has no rows
 
 A row with more or fewer values than the header, or a value that is none of its column's, is broken, and the next row is
 read. `CsvWriter` quotes all text, so that what it wrote comes back with the types that it had.
@@ -19,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.text.csv_records import CsvRecords
+from penstock.data.formats.text.csv_types import BOOLS, probe_files, type_of_column
 from penstock.data.formats.text.lines import LONGEST, blocks
 from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
@@ -36,15 +37,8 @@ from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
-MAX_PROBED_ROWS = 1000
-"""Rows from which the columns' types are inferred."""
-
-_MAX_PROBED_NBYTES = 8 << 20
 _KINDS = ("text", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 _FLOATS = ("float16", "float32", "float64")
-_INT = re.compile(r"[+-]?[0-9]+")
-_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|nan|inf|infinity)", re.I)
-_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./ -]*")
 
 
@@ -62,7 +56,7 @@ def open_files(
     """Open CSV files as a stream.
 
     Args:
-        paths: the files; each is a shard, and all have the first one's header.
+        paths: the files; each is a shard, and all that are not empty have the first one's header.
         storage: opens them.
         fields: which columns are read.
         errors: what to do with a row that is broken.
@@ -72,7 +66,7 @@ def open_files(
         max_record_nbytes: a longer row is broken.
 
     Raises:
-        SourceError: the first file cannot be opened, or has no header.
+        SourceError: the first file cannot be opened, no file has a header, or a column has no one type in all files.
         OptionError: a dtype is unknown, or the delimiter has several characters.
     """
     if delimiter is None:
@@ -80,16 +74,15 @@ def open_files(
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise OptionError(f"delimiter={delimiter!r} has to be one ASCII character, and no quote")
     open_records = partial(CsvRecords, storage, delimiter=delimiter, longest=max_record_nbytes)
-    with contextlib.closing(open_records(path=paths[0])) as records:
-        names, kinds = _probe_columns(records, paths[0], header)
+    files = probe_files(paths, open_records, header)
+    names = files[0].names
     for name, kind in (dtypes or {}).items():
         if name not in names:
-            raise SourceError(f"{paths[0]} has no column {name!r}; it has {', '.join(map(repr, names))}")
+            raise SourceError(f"{files[0].path} has no column {name!r}; it has {', '.join(map(repr, names))}")
         if kind not in (*_KINDS, *_FLOATS):
             raise OptionError(f"dtypes[{name!r}] is {kind!r}; it has to be one of {', '.join((*_KINDS, *_FLOATS))}")
-        kinds[names.index(name)] = kind
-    own = fields.names(names, paths[0])
-    columns = [(name, names.index(there), kinds[names.index(there)]) for name, there in own.items()]
+    places = {name: names.index(there) for name, there in fields.names(names, files[0].path).items()}
+    columns = [(name, place, type_of_column(files, place, dtypes or {})) for name, place in places.items()]
     return CsvStream(paths, open_records, _Columns(names, columns, has_header=header is None), errors)
 
 
@@ -110,7 +103,10 @@ class CsvStream(Stream):
         ahead = first  # rows to pass over until the next that is wanted
         with contextlib.closing(self._open_records(path=shard.name)) as records:
             if columns.has_header:
-                columns.check_header(records.read(), shard.name)
+                header = records.read()
+                if header is None:
+                    return
+                columns.check_header(header, shard.name)
             while lines := records.next_lines():
                 try:
                     samples = columns.samples(*records.rows(lines, ahead, step))
@@ -138,48 +134,6 @@ class CsvStream(Stream):
             except ValueError as error:
                 yield RecordError(shard.name, records.offset, f"line {records.number}", str(error))
         return ahead
-
-
-def _probe_columns(records: CsvRecords, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    first = header if header is not None else records.read()
-    if first is None:
-        raise SourceError(f"{path} has no header; it is empty")
-    if isinstance(first, ValueError):
-        raise SourceError(f"{path}: the header cannot be read: {first}") from first
-    names = [str(name) for name in first]
-    found: list[list[str | None]] = []
-    for _ in range(MAX_PROBED_ROWS):
-        row = records.read()
-        if row is None or records.offset > _MAX_PROBED_NBYTES:
-            break
-        if not isinstance(row, ValueError) and len(row) == len(names):
-            found.append(records.bare_values(row))
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise SourceError(f"{path} has {times} columns {name[:80]!r}; pass header= with names that differ")
-    return names, [_infer_type(column) for column in zip(*found, strict=True)] or ["text"] * len(names)
-
-
-def _infer_type(values: Sequence[str | None]) -> str:
-    """Return what all these values are; None is one that has quotes.
-
-    >>> _infer_type(["1", "-2"]), _infer_type(["1", ""]), _infer_type(["true"]), _infer_type(["1", "x"])
-    ('int64', 'float64', 'bool', 'text')
-    """
-    if None in values:
-        return "text"
-    bare = [value for value in values if value is not None]
-    if all(_INT.fullmatch(value) for value in bare):
-        return "int64" if all(len(value) < 19 or _fits_int64(value) for value in bare) else "text"
-    if all(value in _BOOLS for value in bare):
-        return "bool"
-    if any(bare) and all(not value or _FLOAT.fullmatch(value) for value in bare):
-        return "float64"
-    return "text"
-
-
-def _fits_int64(value: str) -> bool:
-    return len(value) <= 20 and -(1 << 63) <= int(value) < 1 << 63
 
 
 class _Columns:
@@ -213,12 +167,12 @@ class _Columns:
                 ) from None
         return samples_of([name for name, _, _ in self._chosen], columns)
 
-    def check_header(self, header: list[str] | ValueError | None, path: str) -> None:
+    def check_header(self, header: list[str] | ValueError, path: str) -> None:
         """Raise RecordError if a file's header is not the first one's."""
         if isinstance(header, ValueError):
             raise RecordError(path, 0, "header", str(header)) from header
         if header != self.names:
-            names = str(header or [])[:200]
+            names = str(header)[:200]
             raise RecordError(path, 0, "header", f"its columns are {names}, the first file's {self.names}")
 
 
@@ -231,7 +185,7 @@ def _parse_column(kind: str, cells: Sequence[str], is_plain: bool) -> Sequence[A
     if kind == "text":
         return cells
     if kind == "bool":
-        return [_BOOLS[cell] for cell in cells]
+        return [BOOLS[cell] for cell in cells]
     text = "" if is_plain else "".join(cells)
     if not text.isascii() or "_" in text:  # Python's int and float read "1_000", and digits of all scripts
         raise ValueError("a value is no number")

@@ -211,23 +211,27 @@ class _LineParser:
                     self._flatten(value, f"{name}/", into)
             elif self._wanted is not None and name not in self._wanted:
                 into[name] = None
-            elif kind is list:
-                into[name] = _parse_array(value, self._dtypes.get(name))
             else:
-                into[name] = _parse_number(value, kind, self._dtypes.get(name))
+                dtype = self._dtypes.get(name)
+                try:
+                    into[name] = _parse_array(value, dtype) if kind is list else _parse_number(value, kind, dtype)
+                except ValueError as error:
+                    raise ValueError(f"field {name!r}: {error}") from error
 
 
 _PACKED = ({"base64"}, {"dtype", "shape", "base64"})
 
 
 def _parse_number(value: Any, kind: type, dtype: np.dtype[Any] | None) -> Any:
-    if kind is int and not -(1 << 63) <= value < 1 << 63:
-        if value >= 1 << 64 or value < 0:
-            raise ValueError("it has an integer that does not fit into 64 bits")
-        return np.uint64(value)
+    is_int64 = kind is not int or -(1 << 63) <= value < 1 << 63
+    if not is_int64 and (value >= 1 << 64 or value < 0):
+        raise ValueError("it has an integer that does not fit into 64 bits")
     if dtype is None or value is None:
-        return value
-    return _parse_array([value], dtype)[0]
+        return value if is_int64 else np.uint64(value)
+    try:
+        return _parse_array([value], dtype)[0]
+    except ValueError:
+        raise ValueError(f"it is {value}, which does not fit into {dtype}; dtypes= sets another type") from None
 
 
 def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
@@ -249,7 +253,8 @@ def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
         raise ValueError(str(error)) from error
     except ValueError:
         return value  # lists of different lengths
-    if made.dtype.kind not in "biufc" or (made.dtype.kind in "biu" and float in kinds):
+    is_other = int in kinds and made.dtype.kind == "b" and _loses_digits(value, made.tolist())  # 2 is not True
+    if is_other or made.dtype.kind not in "biufc" or (made.dtype.kind in "biu" and float in kinds):
         raise ValueError(f"a list holds numbers that do not fit into {'64 bits' if dtype is None else dtype}")
     if made.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
         raise ValueError("a list holds integers that no one type of 64 bits has")
