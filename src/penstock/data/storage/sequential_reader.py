@@ -9,7 +9,6 @@ import zlib
 from typing import BinaryIO, Protocol
 
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.storage.foreign_content import foreign_content
 from penstock.data.storage.storage import Storage
 
 READ_NBYTES = 1 << 18
@@ -21,6 +20,13 @@ thousands of tiny members follow each other."""
 
 _GZIP = b"\x1f\x8b\x08"
 """With the one method there is (RFC 1952): a TFRecord whose first record has 35 615 bytes begins with the other two."""
+
+_FOREIGN = (
+    (b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS, not the data; fetch them: git lfs pull"),
+    (b"\xfd7zXZ\0", "is packed by xz; unpack it, or pack it by gzip"),
+    *((b"BZh%d1AY&SY" % level, "is packed by bzip2; unpack it, or pack it by gzip") for level in range(1, 10)),
+)
+"""What no format that is read in order begins with, and what a file is that does."""
 
 _GZIP_WINDOW = 31  # zlib's `wbits` for a gzip header (16) and the largest window (15)
 
@@ -52,9 +58,10 @@ class SequentialReader:
         self._buffer_at = self._buffer_offset = 0
         self._buffer = b""
         self._buffer = self._read(READ_NBYTES)
-        if found := foreign_content(self._buffer[:64]):
-            self._file.close()
-            raise SourceError(f"{path} {found}")
+        for signature, words in _FOREIGN:
+            if self._buffer.startswith(signature):
+                self._file.close()
+                raise SourceError(f"{path} {words}")
         self.total: int | None = None
         """The file's size; None for gzip, whose decompressed size is known only at the end."""
         if self._buffer.startswith(_GZIP):
