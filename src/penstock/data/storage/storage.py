@@ -29,6 +29,7 @@ from penstock.core.units import to_nbytes
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.cache_fill import CopyingFile
 from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
+from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.listings import listed
 from penstock.data.storage.object_batch import ObjectRequest, fetch, keep
 from penstock.data.storage.partial_copy import PartialCopy
@@ -225,7 +226,8 @@ class Storage:
 
     def _listed(self, kind: Literal["find", "glob"], place: str) -> Sequence[Any]:
         def ask() -> Any:
-            return each([place], self._retries(), lambda backend, url: getattr(backend, kind)(url))[0]
+            known = ListedFolders()
+            return each([place], self._retries(), lambda backend, url: getattr(backend, kind)(url, known))[0]
 
         return listed(kind, place, ask)
 
