@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
+from penstock.core.urls import redact_url
 from penstock.data.storage.listed_folders import ListedFolders, list_each_folder
-from penstock.data.storage.remote_errors import file_changed, redact_url, translate_error
+from penstock.data.storage.remote_errors import file_changed, translate_error
 from penstock.data.storage.retries import TransientError
 
 _Result = TypeVar("_Result")

@@ -12,7 +12,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from penstock.core.errors import SourceError
-from penstock.data.storage.remote_errors import redact_url, translate_error
+from penstock.core.urls import redact_url
+from penstock.data.storage.remote_errors import translate_error
 from penstock.data.storage.retries import TransientError
 
 

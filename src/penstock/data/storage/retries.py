@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from penstock.core.errors import OptionError
+from penstock.core.urls import redact
 
 _FIRST_WAIT_S = 0.1
 _MAX_WAIT_S = 10.0
@@ -17,8 +18,8 @@ class TransientError(Exception):
     """A request failed, and may succeed when it is repeated: a cut connection, a server that is busy."""
 
     def __init__(self, reason: str, wait_s: float = 0.0, *, after_progress: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = redact(reason)
+        super().__init__(self.reason)
         self.wait_s = wait_s
         """The server's Retry-After."""
         self.after_progress = after_progress
