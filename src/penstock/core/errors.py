@@ -17,8 +17,8 @@
 
     OutOfMemoryError (torch.OutOfMemoryError), in `memory/explain.py`, is a PenstockError too: the one that needs torch.
 
-Every message has what was needed, what there was, and what to change, and shows URLs without passwords and signatures. An
-exception raised by a user's dataset or collate_fn keeps its type, as in torch's DataLoader.
+Every message has what was needed, what there was, and what to change, and shows URLs without passwords and signatures.
+An exception raised by a user's dataset or collate_fn keeps its type, as in torch's DataLoader.
 """
 
 import pickle

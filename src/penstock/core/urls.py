@@ -36,8 +36,8 @@ def redact_url(url: str) -> str:
 def redact(text: str) -> str:
     """Return a text with each URL in it, and what is a URL's without its beginning, as messages show them.
 
-    >>> redact("Cannot connect to 'http://me:pw@host/a?sig=abc' (GET /a?sig=abc&x=1)")
-    "Cannot connect to 'http://host/a?…' (GET /a?sig=…&x=…)"
+    >>> redact("Cannot connect to 'http://me:pw@host/a?sig=abc' GET /a?sig=abc&x=1")
+    "Cannot connect to 'http://host/a?…' GET /a?sig=…&x=…"
     >>> redact("a?b=c.tar is a file here")
     'a?b=c.tar is a file here'
     """
