@@ -554,6 +554,14 @@ def test_a_new_version_is_another_copy(http: Files, tmp_path: Path) -> None:
     assert Path(new).read_bytes() == text(2)
 
 
+def test_a_copy_without_a_version_is_not_reused_by_another_opening(http: Files, tmp_path: Path) -> None:
+    http.has_etags, http.files = False, {"/a.jsonl": b'{"x": 1}\n'}
+    storage = Storage(cache=str(tmp_path / "cache"))
+    for number in (1, 2):
+        http.files["/a.jsonl"] = b'{"x": %d}\n' % number
+        assert [int(one["x"]) for one in penstock.open(f"{http.url}/a.jsonl", storage=storage)] == [number]
+
+
 def test_without_a_cache_a_local_copy_lies_in_the_users_folder(
     http: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
