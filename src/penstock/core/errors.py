@@ -17,15 +17,21 @@
 
     OutOfMemoryError (torch.OutOfMemoryError), in `memory/explain.py`, is a PenstockError too: the one that needs torch.
 
-Every message has what was needed, what there was, and what to change. An exception raised by a user's dataset or
-collate_fn keeps its type, as in torch's DataLoader.
+Every message has what was needed, what there was, and what to change, and shows URLs without passwords and signatures.
+An exception raised by a user's dataset or collate_fn keeps its type, as in torch's DataLoader.
 """
 
 import pickle
+from typing import Any
+
+from penstock.core.urls import redact
 
 
 class PenstockError(Exception):
     """The base of every error that penstock raises itself."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*(redact(one) if isinstance(one, str) else one for one in arguments), **options)
 
 
 class OptionError(PenstockError, ValueError):
@@ -79,7 +85,7 @@ class RecordError(SourceError):
 
     def __str__(self) -> str:
         where = f" at byte {self.offset}" if self.offset >= 0 else ""
-        return f"{self.path}: record {_printable(str(self.key))}{where}: {_printable(self.reason)}"
+        return redact(f"{self.path}: record {_printable(str(self.key))}{where}: {_printable(self.reason)}")
 
 
 def _printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.errors import SourceError
+from penstock.core.urls import without_query
 from penstock.data.format import Format
 from penstock.data.formats.arrow import ARROW, PARQUET
 from penstock.data.formats.audio import AUDIO
@@ -51,6 +52,8 @@ def format_of_path(path: str) -> Format | None:
 
     >>> format_of_path("s3://bucket/train-000.tar").name, format_of_path("train.txt")
     ('tar', None)
+    >>> format_of_path("https://host/a.parquet?signature=x").name
+    'parquet'
     """
-    lower = path.rstrip("/").lower()
+    lower = without_query(path).rstrip("/").lower()
     return next((format for format in FORMATS if lower.endswith(format.suffixes)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import OptionError
@@ -73,6 +74,8 @@ def open(
         storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
     elif cache is not None:
         raise OptionError("cache= and storage= do not go together; give the storage its cache: Storage(cache=...)")
+    else:
+        storage = replace(storage)  # copies of files without a version are of one opening
     sizes = {name: to_nbytes(name, value) for name, value in options.items() if name.endswith("_nbytes")}
     with kept_listings(distributed):
         selected, paths = select_format(path, format, storage)

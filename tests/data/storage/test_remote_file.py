@@ -6,6 +6,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import socket
@@ -23,8 +24,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 import penstock
-from penstock.core.errors import ExtraError, OptionError, SourceError
-from penstock.data.storage.remote_errors import redact_url
+from penstock.core.errors import ExtraError, OptionError, RecordError, SourceError
+from penstock.core.urls import redact_url
+from penstock.data.storage.remote_errors import translate_error
 from penstock.data.storage.retries import Retries, RetryBudget, TransientError
 from penstock.data.storage.storage import Storage
 
@@ -287,6 +289,35 @@ def test_a_host_that_is_not_there_is_an_error() -> None:
 def test_messages_show_no_secrets() -> None:
     assert redact_url("https://host/a?X-Amz-Signature=1") == "https://host/a?…"
     assert redact_url("ftp://me:secret@host/a") == "ftp://host/a"
+    assert redact_url("s3://key:sec/ret@bucket/a") == "s3://bucket/a"
+    assert redact_url("http://host:80/a@b") == "http://host:80/a@b"
+    assert redact_url("hf://datasets/user/name@main/a") == "hf://datasets/user/name@main/a"
+
+
+SIGNED = "http://me:secret@127.0.0.1:1/a.parquet?X-Amz-Signature=secret&X-Amz-Security-Token=secret"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SourceError(f"the folder {SIGNED} has no file with a known suffix"),
+        RecordError(SIGNED, 3, 0, f"not at {SIGNED!r}"),
+        TransientError(f"Read timeout on endpoint URL: {SIGNED!r}"),
+        translate_error(SIGNED, ValueError("bad name 'me:secret@127.0.0.1', GET /a.parquet?X-Amz-Signature=secret")),
+    ],
+)
+def test_no_error_shows_what_is_secret_in_a_url_in_its_text(error: Exception) -> None:
+    assert "127.0.0.1" in str(error)
+    assert "secret" not in str(error)
+    assert "secret" not in str(pickle.loads(pickle.dumps(error)))
+
+
+def test_an_opened_signed_url_is_a_file_of_the_format_that_its_path_says(files: Files) -> None:
+    files.files["/a.jsonl"] = b'{"x": 1}\n'
+    assert [int(one["x"]) for one in penstock.open(f"{files.url}/a.jsonl?signature=secret", storage=QUICK)] == [1]
+    with pytest.raises(SourceError, match=r"no file http://.*/b.jsonl\?… ") as raised:
+        next(iter(penstock.open(f"{files.url}/b.jsonl?signature=secret", storage=QUICK)))
+    assert "secret" not in str(raised.value)
 
 
 def test_what_the_user_has_configured_for_fsspec_is_sent(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 import fsspec
@@ -168,6 +168,86 @@ def test_wildcards_and_folders_in_memory() -> None:
 
 
 # ── S3 ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folders() -> Iterator[Files]:
+    files = {f"/d/{folder}/{number}.txt": b"x" for folder in "abcd" for number in range(2)}
+    with Files(files).running() as server:
+        yield server
+
+
+def in_folders(server: Files) -> list[str]:
+    return [f"{server.url}/d/{folder}/{number}.txt" for folder in "abcd" for number in range(2)]
+
+
+@pytest.mark.parametrize("fault", ["refuse", "reset", "503", "stall"])
+def test_a_folder_whose_listing_fails_once_is_listed_again_and_not_left_out(folders: Files, fault: str) -> None:
+    for list_all in (QUICK.list, lambda url: QUICK.expand(f"{url}*/*.txt")):
+        folders.plan = FaultPlan([fault], only="/b/?$")
+        assert list_all(f"{folders.url}/d/") == in_folders(folders)
+        assert not folders.plan.first
+
+
+def test_only_folders_whose_listing_has_failed_are_listed_again_and_each_may_fail_as_often(folders: Files) -> None:
+    folders.plan = FaultPlan(["", "refuse", "", "refuse", "", "refuse", ""], only="/d/")
+    storage = Storage(retries=1, stall_s=0.5)
+    assert storage.list(f"{folders.url}/d/") == in_folders(folders)
+    asked = Counter(path for _, path, _ in folders.requests)
+    assert asked["/d/"] == 1
+    assert sorted(asked[f"/d/{folder}/"] for folder in "abcd") == [1, 2, 2, 2]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_that_names_it(folders: Files) -> None:
+    folders.plan = FaultPlan(fault_rate=1, kinds=("refuse",), only="/b/?$")
+    storage = Storage(retries=1, stall_s=0.5)
+    for list_all in (storage.list, lambda url: storage.expand(f"{url}*/*.txt")):
+        with pytest.raises(SourceError, match=r"the folder http://.*/d/b cannot be listed: .*that was attempt 2"):
+            list_all(f"{folders.url}/d/")
+
+
+def test_a_folder_that_is_named_and_not_there_is_an_error(folders: Files) -> None:
+    honest = folders.answer
+    folders.answer = lambda method, path, headers: (
+        (404, {}, b"") if path.rstrip("/") == "/d/b" else honest(method, path, headers)
+    )
+    with pytest.raises(SourceError, match=r"the folder http://.*/d/b cannot be listed: there is none"):
+        QUICK.list(f"{folders.url}/d/")
+
+
+def test_a_server_that_refuses_connections_is_no_empty_folder() -> None:
+    with pytest.raises(SourceError, match=r"the folder http://127.0.0.1:1/d/ cannot be listed: .*Cannot connect"):
+        penstock.open("http://127.0.0.1:1/d/", format="images", storage=Storage(retries=0))
+
+
+@pytest.mark.parametrize("fault", ["refuse", "503"])
+def test_wildcards_for_folders_of_s3_leave_out_none_whose_listing_fails(s3: Proxy, moto: Address, fault: str) -> None:
+    put(moto, {f"deep/{folder}/0.txt": b"x" for folder in "ab"})
+    s3.plan = FaultPlan([fault], only="prefix=deep(%2F|/)b")
+    assert QUICK.expand("s3://bucket/deep/*/*.txt") == [f"s3://bucket/deep/{folder}/0.txt" for folder in "ab"]
+    assert not s3.plan.first
+
+
+class OldProtocol(fsspec.AbstractFileSystem):
+    """Two folders, of which one cannot be listed at first."""
+
+    protocol = "old"
+    failures: ClassVar[list[str]] = []
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        if path in self.failures:
+            self.failures.remove(path)
+            raise OSError("the disk of the server did not answer")
+        is_top = path.endswith("/d")
+        names, kind = ([f"{path}/a", f"{path}/b"], "directory") if is_top else ([f"{path}/0.txt"], "file")
+        return [{"name": name, "size": 1, "type": kind} for name in names]
+
+
+def test_a_filesystem_without_coroutines_leaves_out_no_folder_either() -> None:
+    fsspec.register_implementation("old", OldProtocol, clobber=True)
+    OldProtocol.failures = ["host/d/b"]
+    assert QUICK.list("old://host/d/") == ["old://host/d/a/0.txt", "old://host/d/b/0.txt"]
+    assert not OldProtocol.failures
 
 
 def test_a_file_of_s3_is_read_whatever_happens(s3: Proxy) -> None:
@@ -472,6 +552,14 @@ def test_a_new_version_is_another_copy(http: Files, tmp_path: Path) -> None:
     new = storage.local(f"{http.url}/train/1.txt")
     assert Path(old).read_bytes() == text(1)
     assert Path(new).read_bytes() == text(2)
+
+
+def test_a_copy_without_a_version_is_not_reused_by_another_opening(http: Files, tmp_path: Path) -> None:
+    http.has_etags, http.files = False, {"/a.jsonl": b'{"x": 1}\n'}
+    storage = Storage(cache=str(tmp_path / "cache"))
+    for number in (1, 2):
+        http.files["/a.jsonl"] = b'{"x": %d}\n' % number
+        assert [int(one["x"]) for one in penstock.open(f"{http.url}/a.jsonl", storage=storage)] == [number]
 
 
 def test_without_a_cache_a_local_copy_lies_in_the_users_folder(

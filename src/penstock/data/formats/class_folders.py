@@ -20,6 +20,7 @@ from itertools import chain, groupby
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.core.urls import without_query
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.storage import Storage, is_remote, walk_folders
 
@@ -109,7 +110,7 @@ class ClassFolders:
 
 def _is_folder(path: str, suffixes: tuple[str, ...]) -> bool:
     if is_remote(path):
-        return not path.lower().endswith(suffixes)
+        return not without_query(path).lower().endswith(suffixes)
     if not os.path.exists(path):
         raise SourceError(f"there is no file {path!r}")
     return os.path.isdir(path)

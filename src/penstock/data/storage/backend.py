@@ -7,6 +7,7 @@ if a retry may succeed, to `SourceError` otherwise.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
-from penstock.data.storage.remote_errors import file_changed, redact_url, translate_error
+from penstock.core.urls import redact_url
+from penstock.data.storage.listed_folders import ListedFolders, list_each_folder
+from penstock.data.storage.remote_errors import file_changed, translate_error
 from penstock.data.storage.retries import TransientError
 
 _Result = TypeVar("_Result")
@@ -62,6 +65,7 @@ class Backend:
 
     def __init__(self, fs: Any, stall_s: float) -> None:
         self._fs = fs
+        list_each_folder(fs)
         self._read_slots = asyncio.Semaphore(MAX_READS)
         self._response_timeout_s = 2 * stall_s
         # The libraries' own timeouts of `stall_s` have holes: aiohttp waits without limit after "HTTP 100 Continue".
@@ -107,13 +111,15 @@ class Backend:
         async with aclosing(self.read(url, 0, version.nbytes, version)) as parts:  # type: ignore[type-var]
             return version, b"".join([part async for part in parts])
 
-    async def find(self, url: str) -> list[ListedFile]:
-        """Return all files below a folder, sorted."""
-        return [(found, 0, "") for found in self._urls(url, await self._call(url, "find", self._path(url)))]
+    async def find(self, url: str, known: ListedFolders) -> list[ListedFile]:
+        """Return all files below a folder, sorted. `known` is of this listing's earlier attempts."""
+        with known.in_use():
+            return [(found, 0, "") for found in self._urls(url, await self._call(url, "find", self._path(url)))]
 
-    async def glob(self, url: str) -> list[str]:
-        """Return the URLs that match a pattern, sorted."""
-        return self._urls(url, await self._call(url, "glob", self._path(url)))
+    async def glob(self, url: str, known: ListedFolders) -> list[str]:
+        """Return the URLs that match a pattern, sorted; `known` as for `find`."""
+        with known.in_use():
+            return self._urls(url, await self._call(url, "glob", self._path(url)))
 
     async def exists(self, url: str) -> bool:
         """Return whether there is a file, or a folder with files."""
@@ -161,7 +167,8 @@ class Backend:
     async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         if self._thread is None:
             return await getattr(self._fs, f"_{name}")(*arguments, **options)
-        return await self._in_thread(partial(getattr(self._fs, name), *arguments, **options))
+        call = partial(getattr(self._fs, name), *arguments, **options)
+        return await self._in_thread(contextvars.copy_context().run, call)
 
     async def _in_thread(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -177,7 +184,7 @@ class Backend:
         except (SourceError, TransientError):
             raise
         except TimeoutError as error:
-            raise TransientError("the server did not response in time") from error
+            raise TransientError("the server did not respond in time") from error
         except self._foreign_errors() as error:
             raise translate_error(url, error) from error
 

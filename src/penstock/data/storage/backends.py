@@ -21,11 +21,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from penstock.core.errors import ExtraError, SourceError
+from penstock.core.urls import redact_of, redact_url
 from penstock.data.optional import need
 from penstock.data.storage.backend import MAX_READS, Backend
 from penstock.data.storage.event_loop import EventLoopThread
 from penstock.data.storage.http_backend import Http
-from penstock.data.storage.remote_errors import credentials_error, redact_url
+from penstock.data.storage.remote_errors import credentials_error
 from penstock.data.storage.s3_backend import S3, aws_session
 
 _READ_NBYTES = 1 << 20
@@ -104,7 +105,7 @@ def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backe
     try:
         fs_class = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        raise ExtraError(f"{redact_url(url)}: {error}") from error
+        raise ExtraError(f"{redact_url(url)}: {redact_of(url, str(error))}") from error
     except ValueError as error:
         raise SourceError(f"{redact_url(url)}: fsspec knows no {scheme}://") from error
     options = fs_class._get_kwargs_from_urls(url)
@@ -116,7 +117,7 @@ def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backe
         try:
             backend = _create_backend(fs_class, scheme, options, stall_s)
         except ValueError as error:  # adlfs without an account
-            raise credentials_error(url, str(error)) from error
+            raise credentials_error(url, redact_of(url, str(error))) from error
         loop_thread.backends[key] = backend
     return backend
 

@@ -28,7 +28,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from penstock.core.errors import SourceError
@@ -71,6 +71,12 @@ class DiskCache:
 
     folder: str
     nbytes: int
+    opening: str = ""
+    """Which opening it is for: copies of files without a version are no other's."""
+
+    def copy_name(self, url: str, version: FileVersion) -> str:
+        """Return the name of a copy, which is this opening's alone where nothing says which version it is of."""
+        return copy_name(url, version if version.version else replace(version, version=f"opening {self.opening}"))
 
     def has(self, name: str, nbytes: int) -> bool:
         """Return whether there is a complete copy, which another process may remove."""

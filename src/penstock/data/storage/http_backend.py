@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.core.urls import redact_url
 from penstock.data.optional import need
 from penstock.data.storage.backend import Backend, FileVersion
-from penstock.data.storage.remote_errors import file_changed, http_error, redact_url
+from penstock.data.storage.remote_errors import file_changed, http_error
 from penstock.data.storage.retries import TransientError
 
 _USUAL_ERRORS = (OSError, ValueError, RuntimeError, LookupError, TypeError)

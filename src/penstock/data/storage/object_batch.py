@@ -25,7 +25,7 @@ from functools import partial
 
 from penstock.core.errors import SourceError
 from penstock.data.storage.backend import Backend, FileVersion
-from penstock.data.storage.disk_cache import DiskCache, copy_name
+from penstock.data.storage.disk_cache import DiskCache
 from penstock.data.storage.event_loop import EventLoopThread, acquire
 from penstock.data.storage.remote_file import query_async
 from penstock.data.storage.retries import Retries, TransientError
@@ -225,7 +225,7 @@ async def _fetch(loop_thread: EventLoopThread, request: ObjectRequest) -> Object
 
 
 def _is_kept(cache: DiskCache, url: str, version: FileVersion) -> bool:
-    return cache.has(copy_name(url, version), version.nbytes)
+    return cache.has(cache.copy_name(url, version), version.nbytes)
 
 
 async def _fetch_start(backend: Backend, request: ObjectRequest) -> ObjectStart:

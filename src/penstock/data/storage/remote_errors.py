@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator
 
 from penstock.core.errors import SourceError
+from penstock.core.urls import redact_of, redact_url
 from penstock.data.storage.retries import TransientError
 
 _TRANSIENT_CODES = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "InternalError", "ServiceUnavailable"}
@@ -23,18 +24,6 @@ _CREDENTIALS = {
 }
 _SAME_AS = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 _TRANSIENT_STATUSES = {408, 425, 429}
-
-
-def redact_url(url: str) -> str:
-    """Return a URL as messages show it: without a password, and without the signature of a signed one.
-
-    >>> redact_url("https://me:secret@host/a.tar?signature=abc")
-    'https://host/a.tar?…'
-    """
-    scheme, _, rest = url.partition("://")
-    rest, query, _ = rest.partition("?")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{'?…' if query else ''}"
 
 
 def file_changed(url: str) -> SourceError:
@@ -69,7 +58,7 @@ def credentials_error(url: str, description: str) -> SourceError:
 def translate_error(url: str, error: BaseException) -> Exception:
     """Return penstock's error for one of fsspec, botocore, aiohttp or the operating system."""
     causes = list(_causes(error))
-    description = f"{type(error).__name__}: {error}".removesuffix(": ")
+    description = redact_of(url, f"{type(error).__name__}: {error}".removesuffix(": "))
     if any(type(cause).__module__ == "aiohttp.http_exceptions" for cause in causes):
         # A response that was cut or garbled. aiohttp gives these errors the code 400, which no server sent.
         return TransientError(description)
@@ -81,7 +70,7 @@ def translate_error(url: str, error: BaseException) -> Exception:
         if isinstance(cause, FileNotFoundError):
             return SourceError(f"there is no file {redact_url(url)}")
         if isinstance(cause, PermissionError):
-            return http_error(url, 403, str(cause))
+            return http_error(url, 403, redact_of(url, str(cause)))
         if isinstance(cause, ssl.SSLCertVerificationError):
             return SourceError(f"{redact_url(url)}: the server's certificate is not trusted: {cause}")
         if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:

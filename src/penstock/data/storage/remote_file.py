@@ -21,10 +21,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
+from penstock.core.urls import redact_url
 from penstock.data.storage.backend import Backend, FileVersion
 from penstock.data.storage.backends import get_backend
 from penstock.data.storage.event_loop import EventLoopThread, acquire
-from penstock.data.storage.remote_errors import redact_url
 from penstock.data.storage.retries import Retries, RetryBudget, TransientError
 
 RANGE_NBYTES = 8 << 20
@@ -256,6 +256,8 @@ async def _fill(loop_thread: EventLoopThread, url: str, span: _Range, version: F
 
 
 async def _wait_to_retry(url: str, budget: RetryBudget, error: TransientError) -> None:
+    if error.after_progress:
+        budget.progress()
     wait_s = budget.wait_s(error)
     if wait_s is None:
         raise SourceError(

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 from penstock.data.optional import need
 from penstock.data.storage.backend import FileVersion, ListedFile
 from penstock.data.storage.http_backend import Http, check_status
+from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.retries import TransientError
 from penstock.data.storage.url_signer import PLAIN_KEY, PROBE, UrlSigner
 
@@ -44,7 +45,7 @@ class S3(Http):
         changed = response["ResponseMetadata"]["HTTPHeaders"].get("last-modified")
         return FileVersion(int(response["ContentLength"]), str(response.get("ETag") or changed or ""))
 
-    async def find(self, url: str) -> list[ListedFile]:
+    async def find(self, url: str, known: ListedFolders) -> list[ListedFile]:
         """Return all files below a folder, sorted, with their sizes and ETags.
 
         As s3fs does, with a part of its time and memory. A retry goes on with the page that has failed.
@@ -63,7 +64,7 @@ class S3(Http):
                     pages.add(await self._with_timeout(response.content.read()))
         del self._listings[url]
         found = [(f"{scheme}://{bucket}/{name}", nbytes, version) for name, nbytes, version in sorted(pages.found)]
-        return found or await super().find(url)
+        return found or await super().find(url, known)
 
     def _session(self) -> Any:
         return self._fs._s3

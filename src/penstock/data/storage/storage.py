@@ -17,9 +17,10 @@ import glob
 import io
 import os
 import re
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO, Literal
 from urllib.parse import unquote
@@ -28,7 +29,8 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.units import to_nbytes
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.cache_fill import CopyingFile
-from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
+from penstock.data.storage.disk_cache import DiskCache, user_folder
+from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.listings import listed
 from penstock.data.storage.object_batch import ObjectRequest, fetch, keep
 from penstock.data.storage.partial_copy import PartialCopy
@@ -71,6 +73,8 @@ class Storage:
 
     ahead: int = AHEAD
     """Requests of an open file that are under way ahead of its reader, in addition to the one that is read."""
+
+    _opening: str = field(default_factory=lambda: uuid.uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in (("cache_nbytes", 0), ("range_nbytes", 1)):
@@ -156,7 +160,7 @@ class Storage:
         path = strip_file_scheme(path)
         if not is_remote(path):
             return None
-        cache = None if self.cache is None else DiskCache(self.cache, self.cache_nbytes)
+        cache = None if self.cache is None else DiskCache(self.cache, self.cache_nbytes, self._opening)
         return ObjectRequest(path, self._retries(), self.range_nbytes, cache, version)
 
     def read(self, path: str, limit: int, version: FileVersion | None = None) -> bytes:
@@ -181,7 +185,7 @@ class Storage:
                 rest = io.BufferedReader(remote, _BUFFER_NBYTES).read(max(0, limit - len(data)))
             return data[:limit] + rest
         if request.cache is not None:
-            keep(partial(_keep, request.cache, copy_name(request.url, version), data))
+            keep(partial(_keep, request.cache, request.cache.copy_name(request.url, version), data))
         return data[:limit]
 
     def nbytes(self, path: str) -> int:
@@ -220,19 +224,22 @@ class Storage:
                 raise SourceError(f"there is no file {path!r}")
             return path
         version = file_versions([path], self._retries())[0]
-        cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes)
-        return cache.path(copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
+        cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes, self._opening)
+        name = cache.copy_name(path, version)
+        return cache.path(name, version.nbytes, lambda copy: self._download(path, version, copy))
 
     def _listed(self, kind: Literal["find", "glob"], place: str) -> Sequence[Any]:
         def ask() -> Any:
-            return each([place], self._retries(), lambda backend, url: getattr(backend, kind)(url))[0]
+            known = ListedFolders()
+            return each([place], self._retries(), lambda backend, url: getattr(backend, kind)(url, known))[0]
 
         return listed(kind, place, ask)
 
     def _open_version(self, url: str, version: FileVersion, *, copies: bool) -> BinaryIO:
         copy = None
         if self.cache is not None:
-            cache, name = DiskCache(self.cache, self.cache_nbytes), copy_name(url, version)
+            cache = DiskCache(self.cache, self.cache_nbytes, self._opening)
+            name = cache.copy_name(url, version)
             complete = cache.open(name, version.nbytes)
             if complete is not None:
                 return complete
