@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -122,6 +125,22 @@ def test_a_shared_array_is_the_array_and_what_is_taken_of_it_is_plain() -> None:
     assert type(one.sum()) is np.float64
     with pytest.raises(ValueError, match="read-only"):
         one[:] = 0
+
+
+def test_no_process_can_write_to_the_memory_of_a_shared_array() -> None:
+    one = penstock.shared(np.arange(4))
+    for array in (*_and_its_pickle(one), np.asarray(one), one[1:], one.T, one.view(np.uint8)):
+        with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+            array.flags.writeable = True
+        with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+            array.setflags(write=True)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_write_in_c, args=(one,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGSEGV
+    child.close()
+    assert one.tolist() == [0, 1, 2, 3]
 
 
 def test_a_shared_frame_is_the_frame() -> None:
@@ -243,6 +262,12 @@ def test_a_checkpoint_knows_a_dataset_by_its_shared_list_as_by_its_list() -> Non
 
 def _and_its_pickle(one: Any) -> tuple[Any, Any]:
     return one, pickle.loads(pickle.dumps(one))
+
+
+def _write_in_c(array: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.disable()
+    ctypes.memset(array.ctypes.data, 9, array.nbytes)
 
 
 def _growth_of_reading(container: Any) -> int:

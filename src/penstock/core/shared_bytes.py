@@ -52,6 +52,18 @@ class SharedBytes:
         self.memory = segment.memory[HEAD_NBYTES : HEAD_NBYTES + nbytes]
         weakref.finalize(self, _close, segment, os.getpid())
 
+    def protect(self, *, was_filled_here: bool = True) -> None:
+        """Map it read-only from now on, here and where it is unpickled.
+
+        A view of it cannot be made writable again (NumPy's `flags.writeable = True`), and C code that writes to it
+        ends in a SIGSEGV.
+
+        Args:
+            was_filled_here: whether this process has written it.
+        """
+        self._segment.map_read_only(at_once=was_filled_here)
+        self.memory = self._segment.memory[HEAD_NBYTES : HEAD_NBYTES + len(self.memory)]
+
     def reopen(self) -> int:
         """Return a new descriptor of the memory, which begins at `HEAD_NBYTES` of that file; only with memfd.
 
@@ -61,7 +73,8 @@ class SharedBytes:
 
     def __reduce__(self) -> Any:
         handle = self._segment.handle()
-        return _attached, (os.getpid(), handle.fd, handle.name, handle.nbytes, len(self.memory), self._token)
+        size, is_protected = len(self.memory), self.memory.readonly
+        return _attached, (os.getpid(), handle.fd, handle.name, handle.nbytes, size, self._token, is_protected)
 
     def __copy__(self) -> SharedBytes:
         return self
@@ -87,7 +100,9 @@ def _close(segment: MemfdSegment | NamedSegment, owner: int) -> None:
     segment.close()
 
 
-def _attached(pid: int, fd: int | None, name: str | None, nbytes: int, size: int, token: bytes) -> SharedBytes:
+def _attached(
+    pid: int, fd: int | None, name: str | None, nbytes: int, size: int, token: bytes, is_protected: bool
+) -> SharedBytes:
     """Return the bytes that another process has pickled (or this one).
 
     Raises:
@@ -103,6 +118,8 @@ def _attached(pid: int, fd: int | None, name: str | None, nbytes: int, size: int
         raise _gone_error(pid, "something else is there now")
     shared = SharedBytes.__new__(SharedBytes)
     shared._adopt(segment, size)
+    if is_protected:
+        shared.protect(was_filled_here=False)
     return shared
 
 

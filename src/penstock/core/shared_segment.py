@@ -111,6 +111,21 @@ class MemfdSegment:
         _ask_for_huge_pages(pages)
         self.memory = memoryview(pages)
 
+    def map_read_only(self, *, at_once: bool) -> None:
+        """Map it anew, without the right to write; the old mapping goes with its last view.
+
+        Args:
+            at_once: map its pages now, not each when it is read: those of a mapping that goes stay counted as shared
+                in processes that are forked from this one, and not as their own.
+        """
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if at_once else 0)
+        try:
+            pages = mmap.mmap(self._fd, self.nbytes, flags=flags, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise _no_segment_error(self.nbytes, error) from error
+        _ask_for_huge_pages(pages)
+        self.memory = memoryview(pages)
+
     def handle(self) -> Handle:
         """Return the descriptor; the message that carries it duplicates it."""
         return Handle(self.nbytes, fd=self._fd)
@@ -158,6 +173,10 @@ class NamedSegment:
             raise OSError(error.errno, os.strerror(error.errno or errno.ENOSPC), "/dev/shm") from error
         finally:
             os.close(fd)
+
+    def map_read_only(self, *, at_once: bool) -> None:
+        """View it read-only: `multiprocessing.shared_memory` has no other mapping."""
+        self.memory = self.memory.toreadonly()
 
     def handle(self) -> Handle:
         """Return the segment's name."""

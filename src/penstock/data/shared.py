@@ -63,7 +63,9 @@ def shared(data: Any) -> Any:
             - a list or tuple: a Sequence with the same items, each unpickled when it is read (a changed item does not
               change the container; what two items shared, each has for itself). A slice is a view.
             - a dict: a Mapping. Keys are text, bytes, numbers, None, or tuples of these.
-            - a NumPy array without Python objects: a read-only array. Entries and slices are plain arrays.
+            - a NumPy array without Python objects: a read-only array. Entries and slices are plain arrays. As with a
+              memory map of a file, C code that writes to it ends the process (SIGSEGV): `torch.from_numpy` of it warns
+              of that, and its `clone()` may be written.
             - a pandas DataFrame without Python objects: a read-only DataFrame. Text has to be of a dtype of Arrow's
               (pandas 3 does that where pyarrow is installed).
 
@@ -116,7 +118,7 @@ class SharedList(Sequence[_Item]):
         self._kind = kind
         self._count = count
         self._places = places
-        self._read: Callable[[int], Any] = _reader(parts.memory.toreadonly(), kind, count)
+        self._read: Callable[[int], Any] = _reader(parts.memory, kind, count)
 
     @classmethod
     def of(cls, items: Sequence[_Item], name: Callable[[int], str]) -> SharedList[_Item]:
@@ -132,6 +134,7 @@ class SharedList(Sequence[_Item]):
             parts.memory[:] = memoryview(numbers).cast("B")
         else:
             parts = _ragged(items, kind, name)
+        parts.protect()
         return cls(parts, kind, len(items), range(len(items)))
 
     def __len__(self) -> int:
@@ -242,7 +245,7 @@ class SharedDict(Mapping[_Key, _Item]):
         self._names = names
         self._entries = entries
         self._index = index
-        numbers = index.memory.toreadonly().cast("q")
+        numbers = index.memory.cast("q")
         self._hashes, self._order = numbers[: len(names)], numbers[len(names) :]
 
     @classmethod
@@ -260,6 +263,7 @@ class SharedDict(Mapping[_Key, _Item]):
         order = np.argsort(found, kind="stable")
         index = SharedBytes(2 * found.nbytes)
         np.frombuffer(index.memory, np.int64)[:] = np.concatenate([found[order], order])
+        index.protect()
         entries = SharedList.of([*data.values()], lambda place: f"the value of {names[place]!r}")
         return cls(SharedList.of(names, lambda place: f"the key {names[place]!r}"), entries, index)
 
@@ -344,6 +348,7 @@ class SharedArray(np.ndarray):
             )
         parts = SharedBytes(data.nbytes)
         np.ndarray(data.shape, data.dtype, parts.memory)[...] = data
+        parts.protect()
         return _mapped(parts, data.shape, data.dtype)
 
     def __getitem__(self, index: Any) -> Any:
@@ -362,6 +367,6 @@ class SharedArray(np.ndarray):
 
 
 def _mapped(parts: SharedBytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> SharedArray:
-    mapped = SharedArray(shape, dtype, parts.memory.toreadonly())
+    mapped = SharedArray(shape, dtype, parts.memory)
     mapped._parts = parts
     return mapped

@@ -56,6 +56,7 @@ def share_frame(frame: pandas.DataFrame) -> pandas.DataFrame:
     parts = SharedBytes(places[-1])
     for piece, place in zip(pieces, places, strict=False):
         parts.memory[place : place + piece.nbytes] = piece
+    parts.protect()
     return _mapped(parts, sizes)
 
 
@@ -69,7 +70,7 @@ def _places(sizes: tuple[int, ...]) -> list[int]:
 
 
 def _mapped(parts: SharedBytes, sizes: tuple[int, ...]) -> pandas.DataFrame:
-    memory = parts.memory.toreadonly()
+    memory = parts.memory
     head, *buffers = [memory[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
     found = pickle.loads(head, buffers=buffers)
     frame = SharedFrame(found).__finalize__(found)  # attrs and flags

@@ -268,6 +268,26 @@ def test_a_numbered_set_is_replaced_as_a_whole(tmp_path: Path, tfrecord: Path) -
     ]
 
 
+def test_a_device_or_pipe_is_never_replaced_nor_a_link_to_one(tmp_path: Path, tfrecord: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "pipe.csv")
+    before = sorted(os.listdir(tmp_path))
+    for name in ("pipe.csv", "link.csv"):
+        with pytest.raises(SourceError, match=f"{name} is neither a file nor a folder"):
+            convert(tfrecord, tmp_path / name, fields=["y"], overwrite=True, workers=0)
+    assert sorted(os.listdir(tmp_path)) == before
+    assert (tmp_path / "pipe.csv").is_fifo()
+
+
+def test_braces_that_name_a_file_twice_are_refused(tmp_path: Path, tfrecord: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for names in ("{x,x}", "{x,./x}", "{a,b}/x", "{1,11}{1,}x"):
+        with pytest.raises(SourceError, match="more than once"):
+            convert(tfrecord, f"{tmp_path}/{names}.csv", fields=["y"], workers=0)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "in.tfrecord"]
+
+
 def test_a_folder_is_never_replaced(tmp_path: Path, tfrecord: Path) -> None:
     (tmp_path / "home.lmdb").mkdir()
     (tmp_path / "home.lmdb" / "letter").write_text("dear")

@@ -537,6 +537,31 @@ def test_data_that_changed_under_the_same_dataset_is_noticed(tmp_path: Path) -> 
         penstock.cached(Scaled(), "disk", path=tmp_path / "a", limit="1MiB")[4]
 
 
+@pytest.mark.parametrize("kind", [TorchLoader, penstock.DataLoader])
+def test_workers_of_a_later_epoch_keep_to_the_file_that_their_program_opened(tmp_path: Path, kind: Any) -> None:
+    path = tmp_path / "a"
+    cached = penstock.cached(Scaled(1), "disk", path=path, limit="1MiB")
+    assert [int(cached[index]) for index in (0, 0, 1, 1)] == [0, 0, 1, 1]  # so that nothing is left to compare
+    loader = kind(cached, batch_size=COUNT, num_workers=1, multiprocessing_context="fork")
+    epochs = [next(iter(loader)).tolist()]
+    path.unlink()
+    epochs.append(next(iter(loader)).tolist())
+    other = penstock.cached(Scaled(100), "disk", path=path, limit="1MiB")
+    assert [int(other[index]) for index in range(COUNT)] == [100 * index for index in range(COUNT)]
+    epochs.append(next(iter(loader)).tolist())
+    assert epochs == [[*range(COUNT)]] * 3
+
+
+class Scaled(Pictures):
+    """Samples by a parameter, which a file of samples does not know."""
+
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __getitem__(self, index: int) -> Any:
+        return index * self.scale
+
+
 def test_programs_that_fill_a_file_at_the_same_time_have_the_same_samples(tmp_path: Path) -> None:
     def program() -> None:
         cached = penstock.cached(Pictures(nothing), "disk", path=tmp_path / "a", limit="1MiB")

@@ -138,6 +138,65 @@ def test_a_damaged_file_has_missing_samples_and_no_wrong_ones(tmp_path: Path) ->
         assert all(read(file, place) in (None, content(place)) for place in range(PLACES))
 
 
+def replaced(path: Path, how: str) -> None:
+    path.unlink()
+    if how == "replaced":
+        other = opened(path)
+        other.add(0, [b"of another dataset"], instead_of=None, has_crc=True)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_forked_process_reads_and_fills_the_file_of_its_parent_whatever_has_its_path(
+    tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "a"
+    file = opened(path)
+    add(file, 0)
+    replaced(path, how)
+
+    def fill() -> None:
+        assert read(file, 0) == content(0)
+        assert add(file, 1)
+
+    in_fork(lambda: in_fork(fill))
+    assert [read(file, place) for place in range(3)] == [content(0), content(1), None]
+    assert path.exists() == (how == "replaced")
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_without_proc_a_forked_process_refuses_another_file_at_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path, whole = tmp_path / "a", os.open
+    file = opened(path)
+    add(file, 0)
+
+    def without_proc(name: Any, *arguments: Any) -> int:
+        if str(name).startswith("/proc"):
+            raise FileNotFoundError(name)
+        return whole(name, *arguments)
+
+    monkeypatch.setattr(os, "open", without_proc)
+    in_fork(lambda: read(file, 0) == content(0) or os._exit(1))
+    replaced(path, how)
+
+    def child() -> None:
+        with pytest.raises(SourceError, match=f"a was {how} .*leave the file until the program ends"):
+            read(file, 0)
+
+    if how == "removed":  # what opens a file in these tests makes a missing one, and a cache does not
+        file._reopen = partial(os.open, path, os.O_RDWR)
+    in_fork(child)
+
+
+def in_fork(work: Callable[[], Any]) -> None:
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
 def test_a_damaged_sample_is_replaced(tmp_path: Path) -> None:
     file = opened(tmp_path / "a")
     add(file, 2)

@@ -19,7 +19,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.schema import Schema
-from penstock.data.storage.storage import expand_braces, strip_file_scheme
+from penstock.data.storage.storage import expand_braces, is_remote, strip_file_scheme
 
 STATE_NAME = "state.json"
 """In the folder of an unfinished conversion: how far it is."""
@@ -51,7 +51,10 @@ class Target:
         kind = format_named(format) if format is not None else format_of_path(path)
         if kind is None:
             raise SourceError(f"{path} has no suffix of a known format; choose one with to= (--to on the command line)")
-        count = len(expand_braces(path))
+        names = expand_braces(path)
+        count = len(names)
+        if twice := _named_twice(names):
+            raise SourceError(f"{path} names {twice} more than once, and one file would replace another; leave one out")
         if shards is not None and shard_nbytes is not None:
             raise OptionError("shards= is the number of files, and shard_size= their size: give only one of them")
         if shards is not None and shards < 1:
@@ -112,6 +115,7 @@ class Target:
     def check_absent(self, *, overwrite: bool) -> None:
         """Check that nothing is at the target's paths that may not be replaced."""
         for name in self.existing_files():
+            _check_replaceable(name)
             if os.path.isdir(name) and not os.path.islink(name):
                 raise SourceError(f"{name} is a folder, and folders are not replaced; remove it, or write elsewhere")
             if not overwrite:
@@ -138,6 +142,7 @@ class Target:
         names = self.names(len(folders))
         moves = [move for folder, name in zip(folders, names, strict=True) for move in self._moves(folder, name)]
         for _, name in moves:
+            _check_replaceable(name)
             if os.path.lexists(name) and (not overwrite or os.path.isdir(name)):
                 raise SourceError(f"{name} exists; move it away, and repeat the command to resume")
         for written, name in moves:
@@ -161,6 +166,26 @@ class Target:
             if one not in (data, RECORD_NAME)
         ]
         return [*own, (os.path.join(inside, data), name)] if data in written else own
+
+
+def _named_twice(names: Sequence[str]) -> str:
+    """Return a name of a file that has another name before; an empty string if each has one."""
+    seen = set()
+    for name in names:
+        folder, last = os.path.split(name)
+        place = name if is_remote(name) else os.path.join(os.path.realpath(folder), last)
+        if place in seen:
+            return name
+        seen.add(place)
+    return ""
+
+
+def _check_replaceable(name: str) -> None:
+    """Check that nothing is at a name but a file or a folder, or a link: a device would be gone for all programs."""
+    if os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)):
+        raise SourceError(
+            f"{name} is neither a file nor a folder (a device, a pipe), and is not replaced; write elsewhere"
+        )
 
 
 def clear_partial_folder(partial_folder: str) -> None:

@@ -21,7 +21,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -71,13 +71,16 @@ class SampleFile:
         self._places = places
         self._content_at = table_nbytes(places)
         self.name = name
-        self.forget()
+        self._lock = threading.Lock()
+        self._opened: OwnedDescriptor | None = None
+        self._inherited: OwnedDescriptor | None = None
         _files.add(self)
 
     def forget(self) -> None:
         """Open the file anew when it is needed: in a forked process, whose parent has the lock of the old one."""
         self._lock = threading.Lock()
-        self._opened: OwnedDescriptor | None = None
+        self._inherited = self._opened or self._inherited
+        self._opened = None
 
     # ── page 0 ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,8 +204,31 @@ class SampleFile:
             with self._lock:
                 opened = self._opened
                 if opened is None:
-                    opened = self._opened = OwnedDescriptor(self._reopen())
+                    opened = self._opened = OwnedDescriptor(self._open())
+                    self._inherited = None
         return opened.number
+
+    def _open(self) -> int:
+        """Return a new descriptor; in a forked process of its parent's file, whatever has its path by now."""
+        if self._inherited is None:
+            return self._reopen()
+        number = self._inherited.number
+        with suppress(FileNotFoundError):  # a system without /proc
+            return os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = self._reopen()
+        except FileNotFoundError:
+            raise self._replaced_error("was removed") from None
+        if not os.path.sameopenfile(found, number):
+            os.close(found)
+            raise self._replaced_error("was replaced by another file")
+        return found
+
+    def _replaced_error(self, what: str) -> SourceError:
+        return SourceError(
+            f"{self.name} {what} since this program opened it, so worker processes cannot read its samples; leave the "
+            "file until the program ends, or start it again"
+        )
 
 
 def _with_crc(content: bytes, place: int = 0) -> bytes:
