@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import pickle
 import random
@@ -21,6 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import penstock
 from penstock.core.errors import OptionError, StateError
+from penstock.data import mixture_order
 from penstock.data.mixture_order import MixtureOrder
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.workers.worker_spec import WorkerSpec
@@ -342,6 +344,29 @@ def test_a_state_is_refused_by_a_mixture_with_other_lengths_or_epochs() -> None:
 def test_an_order_is_the_same_on_every_machine_and_with_every_version() -> None:
     found = [order([3, 1], [5000, 70]).locate(place, 2) for place in (0, 1, 2, 100)]
     assert found == [(0, 1805), (0, 2415), (0, 3892), (0, 2568)]
+
+
+def leaving_out(count: int) -> MixtureOrder:
+    sizes = [20 + 7 * source % 90 for source in range(count)]
+    schedule = {900: [1 + source % 3 for source in range(count)]}
+    how: dict[str, Any] = {"stop": "all_exhausted_without_replacement", "schedule": schedule}
+    return order([1 + source % 5 for source in range(count)], sizes, **how)
+
+
+def test_leaving_out_many_sources_gives_the_same_order_with_every_version() -> None:
+    one = leaving_out(60)
+    places = [one.locate(place, 2) for place in range(len(one))]
+    assert hashlib.sha256(repr(places).encode()).hexdigest()[:16] == "59b5c2f8268e2a1e"
+
+
+def test_leaving_out_a_source_orders_as_many_blocks_however_many_others_there_are(monkeypatch: Any) -> None:
+    ordered = []
+    shuffled = mixture_order._shuffled
+    monkeypatch.setattr(mixture_order, "_shuffled", lambda *given: ordered.append(given) or shuffled(*given))
+    for count in (20, 200):
+        ordered.clear()
+        leaving_out(count)
+        assert len(ordered) <= 2 * count
 
 
 def test_ten_billion_samples_take_neither_time_nor_memory() -> None:
