@@ -7,6 +7,7 @@ import hashlib
 import math
 import pickle
 import random
+import sys
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
@@ -334,6 +335,49 @@ def test_epochs_and_lengths_are_checked(options: dict[str, Any], says: str) -> N
         mixture(**options)
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.bfloat16])
+def test_lengths_may_be_tensors_as_they_may_be_arrays(kind: torch.dtype) -> None:
+    lengths = [torch.arange(1, 5, dtype=kind), torch.tensor(2.5)]
+    sources: list[Any] = [(range(4), 1), (range(4), 1)]
+    one, other = penstock.mix(sources, lengths=lengths), penstock.mix(sources, lengths=[[1, 2, 3, 4], 2.5])  # type: ignore[arg-type]
+    assert one.where == other.where
+
+
+def test_lengths_whose_sum_is_larger_than_an_int64_are_summed_all_the_same() -> None:
+    for lengths in (np.full(4, 1 << 62), np.full(4, 1 << 63, np.uint64), [1 << 62] * 4):
+        sources: list[Any] = [(range(4), 1), (range(4), 1)]
+        one = penstock.mix(sources, lengths=[lengths, float(max(lengths))], stop="never", length=8)
+        assert one.counts == (4, 4)
+
+
+class Many:
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_an_epoch_may_have_as_many_samples_as_a_length_can_say() -> None:
+    for shuffle in (False, True):
+        one = penstock.mix([(Many(), 1)], shuffle=shuffle)
+        assert len(one) == sys.maxsize
+        assert shuffle or sorted(one[place] for place in range(-3, 0)) == [sys.maxsize - gap for gap in (3, 2, 1)]
+        assert 0 <= one[sys.maxsize // 2] < sys.maxsize
+
+
+def test_an_epoch_longer_than_a_length_can_say_is_refused() -> None:
+    for sources, options in (
+        ([(Many(), 1), ([1], 1)], {"stop": "all_exhausted"}),
+        ([(Many(), 1), ([1], 1)], {"stop": "all_exhausted_without_replacement"}),
+        ([([1, 2, 3], 1)], {"epochs": [10**30]}),
+        ([([1, 2, 3], 1)], {"epochs": [1e308]}),
+        ([([1], 1)], {"stop": "never", "length": 1 << 63}),
+    ):
+        with pytest.raises(OptionError, match="a length is at most 9223372036854775807; lower length= or epochs="):
+            penstock.mix(sources, **options)  # type: ignore[arg-type]
+
+
 def test_a_state_is_refused_by_a_mixture_with_other_lengths_or_epochs() -> None:
     state = penstock.DataLoader(mixture(lengths=[1, 2, 3]), batch_size=8).state_dict()
     for other in ({"lengths": [1, 2, 4]}, {"lengths": [1, 2, 3], "epochs": [1, 1, 2]}):
@@ -533,12 +577,19 @@ def test_index_and_options_are_checked() -> None:
         ([([1], 1)], {"epochs": 2}, "needs one, and there are only 2"),
         ([([1], 1)], {"schedule": [(1, [2])]}, "schedule is {position: "),
         ([([1], 1)], {"schedule": {1: {"web": 2}}}, "weights by name"),
+        ([([1], 1)], {"schedule": {1: "1"}}, "schedule: the weight of source 0 from position 1 .* not '1'"),
+        ([([1], 1)], {"schedule": {1: [10**400]}}, "schedule: the weight of source 0 .* at most 1.8e[+]308"),
+        ([([1], 10**400), ([1], 1)], {}, "weight of source 0 must be a number of at most 1.8e[+]308"),
+        ([([1], torch.ones(2))], {}, "weight of source 0 must be a positive number"),
+        ([([1], 1)], {"lengths": [["a"]]}, "lengths: source 0 needs one of 0 or more"),
+        ([([1, 2], 1)], {"lengths": [[1, [2, 3]]]}, "lengths: source 0 needs one of 0 or more"),
+        ([([1], 1)], {"lengths": ["1"]}, "lengths: source 0 needs one of 0 or more"),
         ([[1], [2]], {}, "is no pair"),
         ([([1], 0), ([1], 0)], {"stop": "never", "length": 4, "schedule": {2: [1, 1]}}, "no first sample"),
         ([(Numbers(0, 3).stream(), 1)], {}, "takes samples by number"),
     ):
         with pytest.raises(OptionError, match=words):
             penstock.mix(sources, **options)  # type: ignore[arg-type]
-    for epoch, words in ((-1, "0 or more"), (1.5, "whole number")):
+    for epoch, words in ((-1, "0 or more"), (1 << 63, "at most 9223372036854775807"), (1.5, "whole number")):
         with pytest.raises(OptionError, match=words):
             one.set_epoch(epoch)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -183,6 +184,12 @@ class MixtureOrder:
                 self._add_phase(_integers(later), position, self._taken(position))
             self._length = length or self._end(limits or sizes, min if stop == "first_exhausted" else max)
             self._phases = [phase for phase in self._phases if phase.start < self._length]
+        if self._length > sys.maxsize:
+            raise OptionError(
+                f"an epoch of this mixture would have about 10**{math.log10(self._length):.0f} samples, and a "
+                f"length is at most {sys.maxsize}; lower length= or epochs=, raise the smallest weights, or use "
+                "another rule, stop="
+            )
         last = self._phases[-1]
         self.counts = tuple(_sums(last.taken, last.counts_at(self._length - last.start)))
         """Samples of each source in an epoch."""
