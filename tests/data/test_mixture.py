@@ -463,6 +463,48 @@ def test_penstocks_loader_counts_epochs_and_each_has_another_order_of_as_many_sa
     assert numbers(loader) == passes[1]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2, "persistent_workers": True},
+        {"shuffle": True, "seed": 3, "num_workers": 1},
+    ],
+)
+def test_penstocks_loader_counts_on_from_the_epoch_that_its_mixture_is_set_to(options: dict[str, Any]) -> None:
+    def loader() -> tuple[penstock.Mixture, penstock.DataLoader[Any]]:
+        one = mixture(stop="never", length=40)
+        return one, penstock.DataLoader(one.map(int), batch_size=8, **options)
+
+    (one, set_by_mixture), (_, set_by_loader) = loader(), loader()
+    for epoch in (2, 0, 5):
+        one.set_epoch(epoch)
+        set_by_loader.set_epoch(epoch)
+        for number in range(epoch, epoch + 2):
+            assert numbers(set_by_mixture) == numbers(set_by_loader)
+            assert one.epoch == number
+
+
+@pytest.mark.parametrize("taken", [0, 2, 5])
+def test_a_loop_that_resumes_counts_on_from_the_epoch_that_its_mixture_was_set_to(taken: int) -> None:
+    def loader() -> tuple[penstock.Mixture, penstock.DataLoader[Any]]:
+        one = mixture(stop="never", length=40)
+        return one, penstock.DataLoader(one, batch_size=8, shuffle=True, seed=3)
+
+    (one, first), (other, resumed) = loader(), loader()
+    one.set_epoch(4)
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    other.set_epoch(1)  # the state says which
+    resumed.load_state_dict(first.state_dict())
+    assert numbers(resumed) == numbers(batches)  # nothing, after the last batch
+    assert other.epoch == 4
+    for epoch in (5, 6):
+        assert numbers(resumed) == numbers(first)
+        assert (one.epoch, other.epoch) == (epoch, epoch)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_ends_when_another_has_begun_another_epoch_of_its_mixture(workers: int) -> None:
     one = mixture()

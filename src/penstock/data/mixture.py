@@ -278,8 +278,16 @@ class Mixture(Source):
         """Which epoch's samples it has now."""
         return self._epoch.value
 
+    @property
+    def is_epoch_set(self) -> bool:
+        """Whether `set_epoch` was called since the last pass began."""
+        return self._is_epoch_set
+
     def set_epoch(self, epoch: int) -> None:
-        """Have the samples of another epoch, in this process and in workers; not while a loop reads them."""
+        """Have the samples of another epoch, in this process and in workers; not while a loop reads them.
+
+        The next pass of penstock's DataLoader is that of this epoch, and it counts on from there.
+        """
         if not 0 <= _whole("an epoch", epoch) <= _LAST_EPOCH:
             raise OptionError(f"an epoch is 0 or more, and at most {_LAST_EPOCH}, not {epoch}")
         self._epoch.value = epoch
