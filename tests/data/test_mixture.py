@@ -599,6 +599,12 @@ def test_a_copy_and_a_pickle_have_the_samples_but_a_copy_its_own_epoch() -> None
     assert [*pickle.loads(pickled)] == expected
 
 
+def test_a_mixture_of_mixtures_is_refused_with_how_to_write_it_flat() -> None:
+    for inner in (mixture(), mixture().map(float), mixture().select(range(9))):
+        with pytest.raises(OptionError, match=r"is a mixture itself, .* \(code, 0.15\)"):
+            penstock.mix([(Numbers(0, 9), 1), (inner, 1)])
+
+
 def test_index_and_options_are_checked() -> None:
     one = mixture()
     assert one[-1] == one[len(one) - 1]

@@ -72,7 +72,8 @@ def mix(
             weight says; of a part of one, if its samples have the mean length there (`shuffle=True`, on average).
 
     Raises:
-        OptionError: a weight is not positive, a source is empty or has no samples by number, or an option is none.
+        OptionError: a weight is not positive, a source is empty, has no samples by number or is a mixture, or an option
+            is none.
 
     >>> import penstock
     >>> [*penstock.mix([(["a"], 1), (["b"], 1)], stop="never", length=8, schedule={4: [0, 1]})][4:]
@@ -228,6 +229,13 @@ def _source(source: Any) -> Any:
         raise OptionError(
             f"a mixture takes samples by number (__getitem__ and __len__), and a {type(found).__qualname__} has none; "
             "open it with index=True, or convert it to a format that has them"
+        )
+    if isinstance(found, Source) and found.epoch is not None:
+        raise OptionError(
+            "a source of this mixture is a mixture itself, or has one in it, which would give the samples of one epoch "
+            "again and again; give its sources to this mixture, each with the inner mixture's weight times its part of "
+            "the weights there: [(web, 0.8), (inner, 0.2)], with [(code, 3), (books, 1)] in inner, is [(web, 0.8), "
+            "(code, 0.15), (books, 0.05)]"
         )
     return found
 
