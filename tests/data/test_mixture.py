@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import pickle
 import random
+import sys
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
@@ -21,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import penstock
 from penstock.core.errors import OptionError, StateError
+from penstock.data import mixture_order
 from penstock.data.mixture_order import MixtureOrder
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.workers.worker_spec import WorkerSpec
@@ -332,6 +335,49 @@ def test_epochs_and_lengths_are_checked(options: dict[str, Any], says: str) -> N
         mixture(**options)
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.bfloat16])
+def test_lengths_may_be_tensors_as_they_may_be_arrays(kind: torch.dtype) -> None:
+    lengths = [torch.arange(1, 5, dtype=kind), torch.tensor(2.5)]
+    sources: list[Any] = [(range(4), 1), (range(4), 1)]
+    one, other = penstock.mix(sources, lengths=lengths), penstock.mix(sources, lengths=[[1, 2, 3, 4], 2.5])  # type: ignore[arg-type]
+    assert one.where == other.where
+
+
+def test_lengths_whose_sum_is_larger_than_an_int64_are_summed_all_the_same() -> None:
+    for lengths in (np.full(4, 1 << 62), np.full(4, 1 << 63, np.uint64), [1 << 62] * 4):
+        sources: list[Any] = [(range(4), 1), (range(4), 1)]
+        one = penstock.mix(sources, lengths=[lengths, float(max(lengths))], stop="never", length=8)
+        assert one.counts == (4, 4)
+
+
+class Many:
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_an_epoch_may_have_as_many_samples_as_a_length_can_say() -> None:
+    for shuffle in (False, True):
+        one = penstock.mix([(Many(), 1)], shuffle=shuffle)
+        assert len(one) == sys.maxsize
+        assert shuffle or sorted(one[place] for place in range(-3, 0)) == [sys.maxsize - gap for gap in (3, 2, 1)]
+        assert 0 <= one[sys.maxsize // 2] < sys.maxsize
+
+
+def test_an_epoch_longer_than_a_length_can_say_is_refused() -> None:
+    for sources, options in (
+        ([(Many(), 1), ([1], 1)], {"stop": "all_exhausted"}),
+        ([(Many(), 1), ([1], 1)], {"stop": "all_exhausted_without_replacement"}),
+        ([([1, 2, 3], 1)], {"epochs": [10**30]}),
+        ([([1, 2, 3], 1)], {"epochs": [1e308]}),
+        ([([1], 1)], {"stop": "never", "length": 1 << 63}),
+    ):
+        with pytest.raises(OptionError, match="a length is at most 9223372036854775807; lower length= or epochs="):
+            penstock.mix(sources, **options)  # type: ignore[arg-type]
+
+
 def test_a_state_is_refused_by_a_mixture_with_other_lengths_or_epochs() -> None:
     state = penstock.DataLoader(mixture(lengths=[1, 2, 3]), batch_size=8).state_dict()
     for other in ({"lengths": [1, 2, 4]}, {"lengths": [1, 2, 3], "epochs": [1, 1, 2]}):
@@ -342,6 +388,29 @@ def test_a_state_is_refused_by_a_mixture_with_other_lengths_or_epochs() -> None:
 def test_an_order_is_the_same_on_every_machine_and_with_every_version() -> None:
     found = [order([3, 1], [5000, 70]).locate(place, 2) for place in (0, 1, 2, 100)]
     assert found == [(0, 1805), (0, 2415), (0, 3892), (0, 2568)]
+
+
+def leaving_out(count: int) -> MixtureOrder:
+    sizes = [20 + 7 * source % 90 for source in range(count)]
+    schedule = {900: [1 + source % 3 for source in range(count)]}
+    how: dict[str, Any] = {"stop": "all_exhausted_without_replacement", "schedule": schedule}
+    return order([1 + source % 5 for source in range(count)], sizes, **how)
+
+
+def test_leaving_out_many_sources_gives_the_same_order_with_every_version() -> None:
+    one = leaving_out(60)
+    places = [one.locate(place, 2) for place in range(len(one))]
+    assert hashlib.sha256(repr(places).encode()).hexdigest()[:16] == "59b5c2f8268e2a1e"
+
+
+def test_leaving_out_a_source_orders_as_many_blocks_however_many_others_there_are(monkeypatch: Any) -> None:
+    ordered = []
+    shuffled = mixture_order._shuffled
+    monkeypatch.setattr(mixture_order, "_shuffled", lambda *given: ordered.append(given) or shuffled(*given))
+    for count in (20, 200):
+        ordered.clear()
+        leaving_out(count)
+        assert len(ordered) <= 2 * count
 
 
 def test_ten_billion_samples_take_neither_time_nor_memory() -> None:
@@ -392,6 +461,48 @@ def test_penstocks_loader_counts_epochs_and_each_has_another_order_of_as_many_sa
     assert numbers(loader) == seventh
     loader.set_epoch(1)
     assert numbers(loader) == passes[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2, "persistent_workers": True},
+        {"shuffle": True, "seed": 3, "num_workers": 1},
+    ],
+)
+def test_penstocks_loader_counts_on_from_the_epoch_that_its_mixture_is_set_to(options: dict[str, Any]) -> None:
+    def loader() -> tuple[penstock.Mixture, penstock.DataLoader[Any]]:
+        one = mixture(stop="never", length=40)
+        return one, penstock.DataLoader(one.map(int), batch_size=8, **options)
+
+    (one, set_by_mixture), (_, set_by_loader) = loader(), loader()
+    for epoch in (2, 0, 5):
+        one.set_epoch(epoch)
+        set_by_loader.set_epoch(epoch)
+        for number in range(epoch, epoch + 2):
+            assert numbers(set_by_mixture) == numbers(set_by_loader)
+            assert one.epoch == number
+
+
+@pytest.mark.parametrize("taken", [0, 2, 5])
+def test_a_loop_that_resumes_counts_on_from_the_epoch_that_its_mixture_was_set_to(taken: int) -> None:
+    def loader() -> tuple[penstock.Mixture, penstock.DataLoader[Any]]:
+        one = mixture(stop="never", length=40)
+        return one, penstock.DataLoader(one, batch_size=8, shuffle=True, seed=3)
+
+    (one, first), (other, resumed) = loader(), loader()
+    one.set_epoch(4)
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    other.set_epoch(1)  # the state says which
+    resumed.load_state_dict(first.state_dict())
+    assert numbers(resumed) == numbers(batches)  # nothing, after the last batch
+    assert other.epoch == 4
+    for epoch in (5, 6):
+        assert numbers(resumed) == numbers(first)
+        assert (one.epoch, other.epoch) == (epoch, epoch)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -488,6 +599,12 @@ def test_a_copy_and_a_pickle_have_the_samples_but_a_copy_its_own_epoch() -> None
     assert [*pickle.loads(pickled)] == expected
 
 
+def test_a_mixture_of_mixtures_is_refused_with_how_to_write_it_flat() -> None:
+    for inner in (mixture(), mixture().map(float), mixture().select(range(9))):
+        with pytest.raises(OptionError, match=r"is a mixture itself, .* \(code, 0.15\)"):
+            penstock.mix([(Numbers(0, 9), 1), (inner, 1)])
+
+
 def test_index_and_options_are_checked() -> None:
     one = mixture()
     assert one[-1] == one[len(one) - 1]
@@ -508,12 +625,19 @@ def test_index_and_options_are_checked() -> None:
         ([([1], 1)], {"epochs": 2}, "needs one, and there are only 2"),
         ([([1], 1)], {"schedule": [(1, [2])]}, "schedule is {position: "),
         ([([1], 1)], {"schedule": {1: {"web": 2}}}, "weights by name"),
+        ([([1], 1)], {"schedule": {1: "1"}}, "schedule: the weight of source 0 from position 1 .* not '1'"),
+        ([([1], 1)], {"schedule": {1: [10**400]}}, "schedule: the weight of source 0 .* at most 1.8e[+]308"),
+        ([([1], 10**400), ([1], 1)], {}, "weight of source 0 must be a number of at most 1.8e[+]308"),
+        ([([1], torch.ones(2))], {}, "weight of source 0 must be a positive number"),
+        ([([1], 1)], {"lengths": [["a"]]}, "lengths: source 0 needs one of 0 or more"),
+        ([([1, 2], 1)], {"lengths": [[1, [2, 3]]]}, "lengths: source 0 needs one of 0 or more"),
+        ([([1], 1)], {"lengths": ["1"]}, "lengths: source 0 needs one of 0 or more"),
         ([[1], [2]], {}, "is no pair"),
         ([([1], 0), ([1], 0)], {"stop": "never", "length": 4, "schedule": {2: [1, 1]}}, "no first sample"),
         ([(Numbers(0, 3).stream(), 1)], {}, "takes samples by number"),
     ):
         with pytest.raises(OptionError, match=words):
             penstock.mix(sources, **options)  # type: ignore[arg-type]
-    for epoch, words in ((-1, "0 or more"), (1.5, "whole number")):
+    for epoch, words in ((-1, "0 or more"), (1 << 63, "at most 9223372036854775807"), (1.5, "whole number")):
         with pytest.raises(OptionError, match=words):
             one.set_epoch(epoch)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import mmap
 import os
+import sys
 from dataclasses import dataclass
 from multiprocessing import resource_tracker, shared_memory
 from typing import Any, Protocol
@@ -241,6 +242,8 @@ def create(nbytes: int, *, named: bool = False) -> MemfdSegment | NamedSegment:
     """
     nbytes = max(PAGE, -(-nbytes // PAGE) * PAGE)
     try:
+        if nbytes > sys.maxsize:
+            raise OSError(errno.ENOMEM, "no file and no address is so large")
         return NamedSegment(nbytes) if named else MemfdSegment(nbytes)
     except OSError as error:
         raise _no_segment_error(nbytes, error) from error

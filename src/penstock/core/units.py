@@ -44,7 +44,7 @@ def to_nbytes(name: str, size: Any, *, least: int = 0) -> int:
     """
     try:
         nbytes = _parse_size(size) if isinstance(size, str) else operator.index(size)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # text of so many digits is infinite
         nbytes = int(size) if isinstance(size, float) and size.is_integer() else -1
     if nbytes < least or isinstance(size, bool):
         bound = f" of at least {least} bytes" if least else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, get_args
@@ -19,6 +20,9 @@ from penstock.data.mixture_order import MixtureOrder, Stop
 from penstock.data.open import open as open_source
 from penstock.data.source import Source
 from penstock.data.storage.object_batch import ObjectRequest
+
+_LAST_EPOCH = (1 << 63) - 1
+"""That fits into the memory which processes share."""
 
 
 def mix(
@@ -68,7 +72,8 @@ def mix(
             weight says; of a part of one, if its samples have the mean length there (`shuffle=True`, on average).
 
     Raises:
-        OptionError: a weight is not positive, a source is empty or has no samples by number, or an option is none.
+        OptionError: a weight is not positive, a source is empty, has no samples by number or is a mixture, or an option
+            is none.
 
     >>> import penstock
     >>> [*penstock.mix([(["a"], 1), (["b"], 1)], stop="never", length=8, schedule={4: [0, 1]})][4:]
@@ -139,24 +144,29 @@ def _changes(schedule: Any, sources: int, length: int | None) -> dict[int, list[
     try:
         if any(isinstance(later, Mapping) for later in schedule.values()):
             raise TypeError("weights by name instead of in the order of the sources")
-        changes = {_plain(position): [*map(_plain, later)] for position, later in schedule.items()}
+        changes = {_plain(position): [*later] for position, later in schedule.items()}
     except (AttributeError, TypeError) as error:
         raise OptionError(
             "schedule is {position: [the weight of each source, in their order], ...}, and this is none: "
             f"{schedule!r} ({error})"
         ) from error
+    exact = {}
     for position, weights in changes.items():
         if not isinstance(position, int) or not 0 < position < (length or math.inf):
             raise OptionError(
                 f"schedule: weights change at a position of an epoch, a whole number from 1 on"
                 f"{f' and below length={length}' if length else ''}, not at {position!r}"
             )
-        if len(weights) != sources or not any(weights) or not all(0 <= weight < math.inf for weight in weights):
+        exact[position] = [
+            _number(weight, f"schedule: the weight of source {place} from position {position} on", or_zero=True)
+            for place, weight in enumerate(weights)
+        ]
+        if len(weights) != sources or not any(exact[position]):
             raise OptionError(
                 f"schedule: from position {position} on each of the {sources} sources needs a weight of 0 or more, and "
                 f"one of them more than 0, not {weights!r}"
             )
-    return {position: [*map(Fraction, weights)] for position, weights in changes.items()}
+    return exact
 
 
 def _whole(name: str, value: Any) -> int:
@@ -175,15 +185,26 @@ def _means(lengths: Sequence[float | Sequence[int]], sizes: list[int]) -> list[F
     _check_each("lengths", lengths, sizes)
     means = []
     for place, (one, size) in enumerate(zip(lengths, sizes, strict=True)):
-        if not np.ndim(one):
+        if np.iterable(one):
+            means.append(_number(_total(one, place, size), f"the tokens of source {place}") / size)
+        else:
             means.append(_number(one, f"the mean length of source {place}"))
-            continue
-        if np.shape(one) != (size,) or np.min(one) < 0:
-            raise OptionError(f"lengths: source {place} needs one of 0 or more for each of its {size} samples")
-        whole = np.asarray(one).dtype.kind in "biu"
-        total = np.sum(one, dtype=np.int64 if whole else np.float64)
-        means.append(_number(total, f"the tokens of source {place}") / size)
     return means
+
+
+def _total(lengths: Any, place: int, size: int) -> int | float:
+    """Return the sum of the lengths of a source's samples."""
+    if isinstance(lengths, torch.Tensor):
+        lengths = (lengths.double() if lengths.is_floating_point() else lengths).detach().cpu().numpy()
+    try:
+        array = np.asarray(lengths)
+        array = array.astype(np.float64) if array.dtype.kind == "O" else array
+    except (TypeError, ValueError):  # no numbers, or of different shapes
+        array = np.empty(0)
+    if array.shape != (size,) or array.dtype.kind not in "biuf" or array.min() < 0:
+        raise OptionError(f"lengths: source {place} needs one of 0 or more for each of its {size} samples")
+    total = float(array.sum(dtype=np.float64))
+    return total if array.dtype.kind == "f" or total >= 1 << 62 else int(array.sum(dtype=np.int64))
 
 
 def _limits(epochs: Sequence[float], sizes: list[int], stop: Stop) -> list[int]:
@@ -209,6 +230,13 @@ def _source(source: Any) -> Any:
             f"a mixture takes samples by number (__getitem__ and __len__), and a {type(found).__qualname__} has none; "
             "open it with index=True, or convert it to a format that has them"
         )
+    if isinstance(found, Source) and found.epoch is not None:
+        raise OptionError(
+            "a source of this mixture is a mixture itself, or has one in it, which would give the samples of one epoch "
+            "again and again; give its sources to this mixture, each with the inner mixture's weight times its part of "
+            "the weights there: [(web, 0.8), (inner, 0.2)], with [(code, 3), (books, 1)] in inner, is [(web, 0.8), "
+            "(code, 0.15), (books, 0.05)]"
+        )
     return found
 
 
@@ -216,9 +244,13 @@ def _number(value: Any, name: str, *, or_zero: bool = False) -> Fraction:
     try:
         if math.isfinite(value) and (value > 0 or (or_zero and value == 0)):
             return Fraction(_plain(value))
-    except TypeError:
+    except OverflowError:
+        most = f"{sys.float_info.max:.1e}"
+        raise OptionError(f"{name} must be a number of at most {most}, and this one is larger; scale it down") from None
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several is no number either
         pass
-    raise OptionError(f"{name} must be a positive number, not {value!r}; leave out what is not wanted")
+    wanted = "a number of 0 or more" if or_zero else "a positive number"
+    raise OptionError(f"{name} must be {wanted}, not {value!r}; leave out what is not wanted")
 
 
 class Mixture(Source):
@@ -254,10 +286,18 @@ class Mixture(Source):
         """Which epoch's samples it has now."""
         return self._epoch.value
 
+    @property
+    def is_epoch_set(self) -> bool:
+        """Whether `set_epoch` was called since the last pass began."""
+        return self._is_epoch_set
+
     def set_epoch(self, epoch: int) -> None:
-        """Have the samples of another epoch, in this process and in workers; not while a loop reads them."""
-        if _whole("an epoch", epoch) < 0:
-            raise OptionError(f"an epoch is 0 or more, not {epoch}")
+        """Have the samples of another epoch, in this process and in workers; not while a loop reads them.
+
+        The next pass of penstock's DataLoader is that of this epoch, and it counts on from there.
+        """
+        if not 0 <= _whole("an epoch", epoch) <= _LAST_EPOCH:
+            raise OptionError(f"an epoch is 0 or more, and at most {_LAST_EPOCH}, not {epoch}")
         self._epoch.value = epoch
         self._is_epoch_set = True
 

@@ -14,9 +14,11 @@ All arithmetic is on integers, so every machine has the same order.
 from __future__ import annotations
 
 import hashlib
+import math
+import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -34,7 +36,8 @@ _BLOCK = 1024
 _FEWEST_BLOCKS = 32
 """Blocks in all samples of the sources, where these are small, so that weights hold over a part of them."""
 
-_ONE = 1 << 48
+_BITS = 48
+_ONE = 1 << _BITS
 """The fixed point of rates."""
 
 _ROUNDS = 6
@@ -46,6 +49,9 @@ _ASKED_OFTEN = 4
 
 _PHASE, _BASE, _EPOCH, _PASS = range(4)
 """What a hash is for: no two uses share one."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio, which splitmix64 counts by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +70,13 @@ class _Phase:
     def counts(self, block: int) -> list[int]:
         """Return how many samples of each source come before a block of this phase."""
         time = block * self.block_time
-        return [(time * rate + offset) // _ONE for rate, offset in zip(self.rates, self.offsets, strict=True)]
+        return [
+            time * rate + offset >> _BITS if rate else 0 for rate, offset in zip(self.rates, self.offsets, strict=True)
+        ]
 
-    def sources(self, block: int) -> np.ndarray:
-        """Return the sources of a block in their order, int64[samples of the block]."""
-        sizes = np.subtract(self.counts(block + 1), self.counts(block))
+    def sources(self, block: int, before: list[int]) -> np.ndarray:
+        """Return the sources of a block in their order, int64[samples of the block]; `before` are its `counts`."""
+        sizes = [end - begin for begin, end in zip(before, self.counts(block + 1), strict=True)]
         return _shuffled(np.repeat(np.arange(len(sizes)), sizes), _hash(self.salt, block))
 
     def block_at(self, place: int) -> int:
@@ -80,19 +88,39 @@ class _Phase:
             block += 1
         return block
 
-    def place_of(self, source: int, number: int) -> int:
-        """Return how many samples of this phase come before sample `number` of a source."""
-        needed = (number + 1) * _ONE - self.offsets[source]
-        block = -(-needed // (self.block_time * self.rates[source])) - 1
-        before = self.counts(block)
-        return sum(before) + int(np.flatnonzero(self.sources(block) == source)[number - before[source]])
-
     def counts_at(self, place: int) -> list[int]:
         """Return how many of the first `place` samples of this phase are of each source."""
         block = self.block_at(place)
         before = self.counts(block)
-        inside = np.bincount(self.sources(block)[: place - sum(before)], minlength=len(before))
-        return [one + int(more) for one, more in zip(before, inside, strict=True)]
+        return _counted(before, self.sources(block, before)[: place - sum(before)])
+
+    def end(self, numbers: Mapping[int, int], which: Callable[[Iterable[int]], int]) -> tuple[int, int, list[int]]:
+        """Find the first (or last) of some samples.
+
+        Args:
+            numbers: one of each source that is asked for, which has a rate.
+            which: `min` or `max`.
+
+        Returns:
+            Its source, how many samples of this phase there are to its end, and how many of each source.
+        """
+        blocks = {  # in which each is
+            source: ((number + 1) * _ONE - self.offsets[source] - 1) // (self.block_time * self.rates[source])
+            for source, number in numbers.items()
+        }
+        block = which(blocks.values())
+        before = self.counts(block)
+        sources = self.sources(block, before)
+        by_source = np.argsort(sources, kind="stable")
+        here = [source for source in numbers if blocks[source] == block]
+        nth = np.array([numbers[source] - before[source] for source in here])
+        place = which(by_source[np.searchsorted(sources[by_source], here) + nth].tolist())
+        return int(sources[place]), sum(before) + place + 1, _counted(before, sources[: place + 1])
+
+
+def _counted(before: list[int], sources: np.ndarray) -> list[int]:
+    """Return how many samples there are of each source, after those before and these."""
+    return _sums(before, np.bincount(sources, minlength=len(before)).tolist())
 
 
 @dataclass(slots=True)
@@ -146,18 +174,24 @@ class MixtureOrder:
         self._shuffle = shuffle
         self._block_time = min(_BLOCK, max(1, sum(sizes) // _FEWEST_BLOCKS))
         self._phases: list[_Phase] = []
-        first = [Fraction(weight) for weight in weights]
-        self._add_phase(first, 0)
+        first = _integers(weights)
+        self._add_phase(first, 0, [0] * len(first))
         if stop == "all_exhausted_without_replacement":
-            self._length = self._leave_out(first, deque(changes), limits or sizes)
+            changing = deque((position, _integers(later)) for position, later in changes)
+            self._length = self._leave_out(first, changing, limits or sizes)
         else:
             for position, later in changes:
-                self._add_phase(later, position)
+                self._add_phase(_integers(later), position, self._taken(position))
             self._length = length or self._end(limits or sizes, min if stop == "first_exhausted" else max)
             self._phases = [phase for phase in self._phases if phase.start < self._length]
+        if self._length > sys.maxsize:
+            raise OptionError(
+                f"an epoch of this mixture would have about 10**{math.log10(self._length):.0f} samples, and a "
+                f"length is at most {sys.maxsize}; lower length= or epochs=, raise the smallest weights, or use "
+                "another rule, stop="
+            )
         last = self._phases[-1]
-        inside = last.counts_at(self._length - last.start)
-        self.counts = tuple(before + more for before, more in zip(last.taken, inside, strict=True))
+        self.counts = tuple(_sums(last.taken, last.counts_at(self._length - last.start)))
         """Samples of each source in an epoch."""
         self._starts = [phase.start for phase in self._phases]
         self._blocks: dict[tuple[int, int, int], _Block] = {}
@@ -165,48 +199,47 @@ class MixtureOrder:
     def __len__(self) -> int:
         return self._length
 
-    def _add_phase(self, weights: Sequence[Fraction], start: int) -> None:
+    def _add_phase(self, weights: Sequence[int], start: int, taken: Sequence[int]) -> None:
+        """Add a phase that begins at a position, when so many samples of each source have been taken."""
         total, number = sum(weights), len(self._phases)
-        rates = tuple(max(1, round(weight / total * _ONE)) if weight else 0 for weight in weights)
-        offsets = tuple(_hash(self._seed, _PHASE, number, source) % _ONE for source in range(len(weights)))
+        rates = tuple(_rate(weight, total) if weight else 0 for weight in weights)
+        offsets = (_hashes(len(weights), self._seed, _PHASE, number) % np.uint64(_ONE)).tolist()
         salt = _hash(self._seed, _BASE, number)
-        taken = self._taken(start) if self._phases else (0,) * len(weights)
-        self._phases.append(_Phase(start, taken, rates, offsets, salt, self._block_time))
+        self._phases.append(_Phase(start, tuple(taken), rates, tuple(offsets), salt, self._block_time))
 
-    def _taken(self, position: int) -> tuple[int, ...]:
+    def _taken(self, position: int) -> list[int]:
         """Return how many samples of each source come before a position of the last phase."""
         last = self._phases[-1]
-        return tuple(map(sum, zip(last.taken, last.counts_at(position - last.start), strict=True)))
+        return _sums(last.taken, last.counts_at(position - last.start))
 
-    def _end(self, sizes: Sequence[int], which: Callable[[list[int]], int]) -> int:
+    def _end(self, limits: Sequence[int], which: Callable[[Iterable[int]], int]) -> int:
         """Return where the first or the last source has given all of its samples."""
-        ends = []
-        for source, size in enumerate(sizes):
-            phase = [phase for phase in self._phases if phase.taken[source] < size][-1]
-            if phase.rates[source]:
-                ends.append(phase.start + phase.place_of(source, size - 1 - phase.taken[source]) + 1)
-        if not ends or (which is max and len(ends) < len(sizes)):
+        phases = {}  # in which each ends
+        for source, limit in enumerate(limits):
+            number = max(number for number, phase in enumerate(self._phases) if phase.taken[source] < limit)
+            if self._phases[number].rates[source]:
+                phases[source] = number
+        if not phases or (which is max and len(phases) < len(limits)):
             raise OptionError(
                 "this mixture has no end: by the last weights of its schedule no more samples come of a source that it "
                 'waits for; give it a weight, or use stop="never" with a length'
             )
-        return which(ends)
+        number = which(phases.values())
+        phase = self._phases[number]
+        last = {source: limits[source] - 1 - phase.taken[source] for source in phases if phases[source] == number}
+        return phase.start + phase.end(last, which)[1]
 
-    def _leave_out(
-        self, weights: list[Fraction], changing: deque[tuple[int, list[Fraction]]], sizes: Sequence[int]
-    ) -> int:
+    def _leave_out(self, weights: Sequence[int], changing: deque[tuple[int, list[int]]], limits: Sequence[int]) -> int:
         """Add the phases of a mixture that leaves out sources when they have ended; return where the last one ends."""
-        left = {*range(len(sizes))}
+        left = {*range(len(limits))}
         while True:
             phase = self._phases[-1]
-            ends = [
-                (phase.start + phase.place_of(one, sizes[one] - 1 - phase.taken[one]) + 1, one)
-                for one in left
-                if phase.rates[one]
-            ]
-            end, first = min(ends)
+            last = {one: limits[one] - 1 - phase.taken[one] for one in left if phase.rates[one]}
+            first, place, counts = phase.end(last, min)
+            end, taken = phase.start + place, _sums(phase.taken, counts)
             if changing and changing[0][0] < end:
                 end, weights = changing.popleft()
+                taken = self._taken(end)
             else:
                 left.remove(first)
                 if not left:
@@ -218,7 +251,7 @@ class MixtureOrder:
                         "source is left"
                     )
                 _, weights = changing.popleft()  # earlier than it says, since nothing else is left
-            self._add_phase([weight if one in left else Fraction(0) for one, weight in enumerate(weights)], end)
+            self._add_phase([weight if one in left else 0 for one, weight in enumerate(weights)], end, taken)
 
     def locate(self, index: int, epoch: int) -> tuple[int, int]:
         """Return the source of the sample at a position of an epoch, and its number in the source."""
@@ -248,7 +281,7 @@ class MixtureOrder:
         first = sum(before)
         end = self._phases[number + 1].start if number + 1 < len(self._phases) else self._length
         # Every epoch has the same samples of each source: those that the end cuts off are the same in each.
-        sources = phase.sources(block)[: end - phase.start - first]
+        sources = phase.sources(block, before)[: end - phase.start - first]
         if epoch:
             sources = _shuffled(sources, _hash(self._seed, _EPOCH, epoch, number, block))
         begins = [
@@ -280,12 +313,35 @@ class MixtureOrder:
         return {**self.__dict__, "_blocks": {}}
 
 
+def _integers(weights: Sequence[float | Fraction]) -> list[int]:
+    """Return integers of the same proportions."""
+    exact = [Fraction(weight) for weight in weights]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    return [weight.numerator * (scale // weight.denominator) for weight in exact]
+
+
+def _rate(weight: int, total: int) -> int:
+    """Return a weight's part of all, as a fixed point number: rounded as Python does, but more than 0."""
+    whole, rest = divmod(weight << _BITS, total)
+    return whole + (2 * rest > total or (2 * rest == total and whole % 2 == 1)) or 1
+
+
+def _sums(ones: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [one + other for one, other in zip(ones, others, strict=True)]
+
+
 def _hash(*words: int) -> int:
     """Return 64 random bits that depend on all words and their order (splitmix64's mixing, Steele et al. 2014)."""
     state = 0
     for word in words:
-        state = _mixed((state ^ word) + 0x9E3779B97F4A7C15)
+        state = _mixed((state ^ word) + _GOLDEN)
     return state
+
+
+def _hashes(count: int, *words: int) -> np.ndarray:
+    """Return `_hash(*words, number)` for each number of range(count), uint64[count]."""
+    numbers = np.arange(count, dtype=np.uint64)
+    return _mixed_array((numbers ^ np.uint64(_hash(*words))) + np.uint64(_GOLDEN))
 
 
 def _mixed(word: int) -> int:
@@ -303,9 +359,7 @@ def _mixed_array(words: np.ndarray) -> np.ndarray:
 
 
 def _shuffled(values: np.ndarray, key: int) -> np.ndarray:
-    draws = _mixed_array(
-        np.arange(1, len(values) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    )
+    draws = _mixed_array(np.arange(1, len(values) + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key))
     return values[np.argsort(draws)]  # no two draws are equal, so every way to sort them gives the same order
 
 

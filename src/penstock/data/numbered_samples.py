@@ -231,6 +231,11 @@ class NumberedSamples(Dataset[Any]):
             if isinstance(part, NumberedSamples):
                 part.set_epoch(epoch)
 
+    @property
+    def is_epoch_set(self) -> bool:
+        """Whether `set_epoch` was called since the last pass began: of a mixture in it."""
+        return any(part.is_epoch_set for part in self.parts if isinstance(part, NumberedSamples))
+
     def begin_epoch(self, number: int) -> int | None:
         """Begin a pass: penstock's DataLoader calls it before its workers do.
 

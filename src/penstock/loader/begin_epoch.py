@@ -221,7 +221,7 @@ def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
         return
     if config.is_own_stream and left.stream_epoch is not None and not config.dataset.is_epoch_set:
         config.dataset.set_epoch(left.stream_epoch)
-    if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False):
+    if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False) or _epoch_of_mixture(config) is not None:
         return
     runtime.next_epoch = left.number
     if left.handed_out > 1:
@@ -239,9 +239,18 @@ def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
 def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None) -> int:
     number = runtime.next_epoch if resume is None else resume.epoch
     is_resumed_inside = resume is not None and resume.knows_order
+    if resume is None or (resume.stream_epoch is None and not resume.has_begun):
+        of_mixture = _epoch_of_mixture(config)
+        number = number if of_mixture is None else of_mixture
     if isinstance(config.sampler, RankSampler) and not is_resumed_inside:
         return config.sampler.begin(number)
     return number
+
+
+def _epoch_of_mixture(config: LoaderConfig) -> int | None:
+    """Return the epoch to which the program has set the loader's mixture since the last pass, if it has."""
+    is_set = config.counts_epochs and isinstance(config.dataset, Source) and config.dataset.is_epoch_set
+    return config.dataset.epoch if is_set else None
 
 
 def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, number: int) -> PassDigest:

@@ -350,6 +350,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ("ram", {"path": tmp_path}, "in 'ram' has none"),
         ("ram", {"limit": "much"}, "is not a size"),
         ("ram", {"limit": 1 << 61}, "lower limit="),
+        ("ram", {"limit": 1 << 70}, "no memory of .* can be shared .*lower limit="),
+        ("ram", {"limit": f"{'9' * 400}GiB"}, "limit: .* is not a size"),
         ("disk", {"path": tmp_path / "no" / "folder"}, "no cache of samples can be made"),
         ("disk", {"path": tmp_path}, "no cache of samples can be made"),
     ):
