@@ -21,7 +21,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.urls import redact_url
 from penstock.data.convert.target import SIX_DIGITS, Target, clear_partial_folder
 from penstock.data.storage import remote_file
-from penstock.data.storage.disk_cache import user_folder
+from penstock.data.storage.cache.disk_cache import user_folder
 from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.retries import Retries
 from penstock.data.storage.storage import Storage

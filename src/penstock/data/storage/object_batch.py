@@ -25,7 +25,7 @@ from functools import partial
 
 from penstock.core.errors import SourceError
 from penstock.data.storage.backend import Backend, FileVersion
-from penstock.data.storage.disk_cache import DiskCache
+from penstock.data.storage.cache.disk_cache import DiskCache
 from penstock.data.storage.event_loop import EventLoopThread, acquire
 from penstock.data.storage.remote_file import query_async
 from penstock.data.storage.retries import Retries, TransientError

@@ -28,12 +28,12 @@ from urllib.parse import unquote
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.units import to_nbytes
 from penstock.data.storage.backend import FileVersion
-from penstock.data.storage.cache_fill import CopyingFile
-from penstock.data.storage.disk_cache import DiskCache, user_folder
+from penstock.data.storage.cache.cache_fill import CopyingFile
+from penstock.data.storage.cache.disk_cache import DiskCache, user_folder
+from penstock.data.storage.cache.partial_copy import PartialCopy
 from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.listings import listed
 from penstock.data.storage.object_batch import ObjectRequest, fetch, keep
-from penstock.data.storage.partial_copy import PartialCopy
 from penstock.data.storage.remote_file import AHEAD, RANGE_NBYTES, RemoteFile, each, file_versions, open_remote
 from penstock.data.storage.retries import Retries
 

@@ -32,10 +32,10 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from penstock.core.errors import SourceError
-from penstock.data.storage import cache_leases
 from penstock.data.storage.backend import FileVersion
+from penstock.data.storage.cache import cache_leases
+from penstock.data.storage.cache.partial_copy import PartialCopy, translate_errors
 from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, unlock, unlock_and_close
-from penstock.data.storage.partial_copy import PartialCopy, translate_errors
 
 _PARTIAL = ".part"
 _READING = ".read"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import SourceError
-from penstock.data.storage.partial_copy import PartialCopy
+from penstock.data.storage.cache.partial_copy import PartialCopy
 
 
 class CopyingFile(io.RawIOBase):

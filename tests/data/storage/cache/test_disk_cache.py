@@ -18,9 +18,9 @@ import pytest
 
 from penstock.core.errors import SourceError
 from penstock.data.storage.backend import FileVersion
-from penstock.data.storage.cache_fill import CopyingFile
-from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
-from penstock.data.storage.partial_copy import PartialCopy
+from penstock.data.storage.cache.cache_fill import CopyingFile
+from penstock.data.storage.cache.disk_cache import DiskCache, copy_name, user_folder
+from penstock.data.storage.cache.partial_copy import PartialCopy
 
 FORK = multiprocessing.get_context("fork")
 BODY = bytes(range(250)) * 4  # 1000 bytes
