@@ -158,6 +158,32 @@ def test_a_shared_frame_is_the_frame() -> None:
         penstock.shared(frame.assign(other=pandas.Series([{}, 1], dtype=object)))
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda frame: frame.__setitem__("label", frame["label"] * 10),
+        lambda frame: frame.loc.__setitem__((0, "at"), "2026-01-02"),
+        lambda frame: frame.sort_values("label", inplace=True),
+        lambda frame: frame.pop("path"),
+        lambda frame: frame.set_index("label", inplace=True),
+        lambda frame: setattr(frame, "columns", ["a", "b", "c"]),
+        lambda frame: setattr(frame.index, "name", "number"),
+    ],
+)
+def test_a_shared_frame_that_was_changed_is_pickled_as_what_it_holds(change: Callable[[Any], object]) -> None:
+    pandas = pytest.importorskip("pandas")
+    text = pandas.array(["a", "ä"], "string[pyarrow]")
+    frame = pandas.DataFrame({"label": [3, 1], "path": text, "at": pandas.to_datetime(["2026-01-01"] * 2)})
+    shared = penstock.shared(frame)
+    assert type(pickle.loads(pickle.dumps(shared))) is type(shared)
+    change(shared)
+    again = pickle.loads(pickle.dumps(shared))
+    pandas.testing.assert_frame_equal(again, pandas.DataFrame(shared))
+    assert type(again) is pandas.DataFrame
+    pandas.testing.assert_frame_equal(pandas.DataFrame(penstock.shared(shared)), again)
+
+
 def test_a_shared_frame_keeps_its_attributes_and_names_an_object_column_of_two_of_a_name() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1, 2]})

@@ -66,8 +66,9 @@ def shared(data: Any) -> Any:
             - a NumPy array without Python objects: a read-only array. Entries and slices are plain arrays. As with a
               memory map of a file, C code that writes to it ends the process (SIGSEGV): `torch.from_numpy` of it warns
               of that, and its `clone()` may be written.
-            - a pandas DataFrame without Python objects: a read-only DataFrame. Text has to be of a dtype of Arrow's
-              (pandas 3 does that where pyarrow is installed).
+            - a pandas DataFrame without Python objects: a DataFrame in memory that is read-only. Columns that pandas
+              puts in the place of others are the process's own, and spawned workers get copies. Text has to be of a
+              dtype of Arrow's (pandas 3 does that where pyarrow is installed).
 
     Raises:
         OptionError: `data` is nothing of this kind.

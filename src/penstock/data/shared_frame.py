@@ -20,16 +20,42 @@ _ALIGNMENT = 64
 
 
 class SharedFrame(pandas.DataFrame):  # type: ignore[misc]
-    """A DataFrame that is pickled as the place of its memory; what is taken of it or computed is plain."""
+    """A DataFrame that is pickled as the place of its memory; what is taken of it or computed is plain.
+
+    Its memory cannot be written to, but pandas replaces columns, names and the index of any frame. One that was changed
+    so is pickled as what it holds.
+    """
 
     _internal_names: ClassVar[list[str]] = [*pandas.DataFrame._internal_names, "_parts", "_sizes"]
     _internal_names_set: ClassVar[set[str]] = {*_internal_names}
 
     def __reduce__(self) -> Any:
-        return _mapped, (self._parts, self._sizes)
+        return self.__reduce_ex__(2)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__reduce__()
+        if self._is_as_made():
+            return _mapped, (self._parts, self._sizes)
+        return _plain, (pandas.DataFrame(self).__finalize__(self),)
+
+    def _is_as_made(self) -> bool:
+        made = _unpickled(self._parts, self._sizes)
+        return (
+            self.columns.identical(made.columns)
+            and self.index.identical(made.index)
+            and self.attrs == made.attrs
+            and all(_is_same(self.iloc[:, at], made.iloc[:, at]) for at in range(len(made.columns)))
+        )
+
+
+def _is_same(column: pandas.Series, made: pandas.Series) -> bool:
+    """Return whether a column is the one that was made: it lies there, or else has the same values."""
+    if column.dtype != made.dtype:
+        return False
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind not in "mM":  # times are copies, as no buffer has them
+        one, other = column.to_numpy(), made.to_numpy()
+        if one.ctypes.data == other.ctypes.data and one.strides == other.strides:
+            return True
+    return bool(column.equals(made))
 
 
 def share_frame(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -38,7 +64,7 @@ def share_frame(frame: pandas.DataFrame) -> pandas.DataFrame:
     Raises:
         OptionError: a column or the index holds Python objects.
     """
-    if isinstance(frame, SharedFrame):
+    if isinstance(frame, SharedFrame) and frame._is_as_made():
         return frame
     dtypes = [*frame.dtypes.items(), ("the index", frame.index.dtype)]
     objects = [str(name) for name, dtype in dtypes if _holds_objects(dtype)]
@@ -65,14 +91,22 @@ def _holds_objects(dtype: Any) -> bool:
     return dtype == np.dtype(object) or is_python_text
 
 
+def _plain(frame: pandas.DataFrame) -> pandas.DataFrame:
+    return frame
+
+
 def _places(sizes: tuple[int, ...]) -> list[int]:
     return [*accumulate((round_up(size, _ALIGNMENT) for size in sizes), initial=0)]
 
 
 def _mapped(parts: SharedBytes, sizes: tuple[int, ...]) -> pandas.DataFrame:
-    memory = parts.memory
-    head, *buffers = [memory[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
-    found = pickle.loads(head, buffers=buffers)
+    found = _unpickled(parts, sizes)
     frame = SharedFrame(found).__finalize__(found)  # attrs and flags
     frame._parts, frame._sizes = parts, sizes
     return frame
+
+
+def _unpickled(parts: SharedBytes, sizes: tuple[int, ...]) -> Any:
+    memory = parts.memory
+    head, *buffers = [memory[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
+    return pickle.loads(head, buffers=buffers)
