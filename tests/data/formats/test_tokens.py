@@ -411,3 +411,10 @@ def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:
                 everything(source)
             except RecordError:
                 source.close()
+
+
+def test_a_pointer_of_git_lfs_is_no_row_of_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 123456\n\n")
+    with pytest.raises(SourceError, match=r"pointer of Git LFS, .*git lfs pull"):
+        penstock.open(path, dtype="uint16", length=4)

@@ -26,9 +26,16 @@ _FOREIGN = (
     (b"\xfd7zXZ\0", "is packed by xz; unpack it, or pack it by gzip"),
     *((b"BZh%d1AY&SY" % level, "is packed by bzip2; unpack it, or pack it by gzip") for level in range(1, 10)),
 )
-"""What no format that is read in order begins with, and what a file is that does."""
+"""What no data begins with, and what a file is that does."""
 
 _GZIP_WINDOW = 31  # zlib's `wbits` for a gzip header (16) and the largest window (15)
+
+
+def refuse_foreign(path: str, head: bytes) -> None:
+    """Raise SourceError if a file that begins with `head` is no data, but stands for it or is packed otherwise."""
+    for signature, words in _FOREIGN:
+        if head.startswith(signature):
+            raise SourceError(f"{path} {words}")
 
 
 class _SupportsRead(Protocol):
@@ -58,10 +65,11 @@ class SequentialReader:
         self._buffer_at = self._buffer_offset = 0
         self._buffer = b""
         self._buffer = self._read(READ_NBYTES)
-        for signature, words in _FOREIGN:
-            if self._buffer.startswith(signature):
-                self._file.close()
-                raise SourceError(f"{path} {words}")
+        try:
+            refuse_foreign(path, self._buffer)
+        except SourceError:
+            self._file.close()
+            raise
         self.total: int | None = None
         """The file's size; None for gzip, whose decompressed size is known only at the end."""
         if self._buffer.startswith(_GZIP):

@@ -21,6 +21,7 @@ from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.npy_header import NBYTES, is_npy, read_header, write_header
 from penstock.data.formats.tokens.foreign_headers import find_megatron_index, parse_llm_c, read_megatron_index
 from penstock.data.storage.open_descriptors import OpenDescriptors
+from penstock.data.storage.sequential_reader import refuse_foreign
 from penstock.data.storage.storage import Storage, is_remote
 
 DTYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -78,6 +79,8 @@ class TokenFile:
     def _without_header(cls, path: str, dtype: str | None, storage: Storage) -> TokenFile:
         local = storage.local(path)
         nbytes = os.stat(local).st_size
+        with open(local, "rb") as file:
+            refuse_foreign(path, file.read(64))
         index = find_megatron_index(path, storage)
         if index is not None:
             kind, bounds = read_megatron_index(index, path, nbytes)
