@@ -107,7 +107,7 @@ def plan(
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
         >>> def loss_fn(model, x):
         ...     return model(x).square().sum(), len(x)
-        >>> found = plan(model, loss_fn, torch.zeros(1024, 64), budget="500KiB")
+        >>> found = plan(model, loss_fn, torch.zeros(1024, 64), budget="520KiB")
         >>> found.choice.micro_batch
         256
     """
