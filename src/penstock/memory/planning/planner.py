@@ -37,8 +37,8 @@ RELATIVE_ERROR = 0.03
 
 FRAGMENTATION = 0.05
 """What torch's allocator needs beside what is allocated, where it cuts segments. Without it the GPT of 2.7 billion
-parameters in bfloat16 of `benchmarks.plans` does not run in its budget, and with it the nine that were run do; those of some 100
-MiB need more, as segments have 20 MiB, and have it by the allowance for the workspaces of their convolutions."""
+parameters in bfloat16 of `benchmarks.plans` does not run in its budget; with it the nine models that were run do. Those
+of some 100 MiB need more, as segments have 20 MiB, and have it by the allowance for the workspaces of convolutions."""
 
 
 def plan(
