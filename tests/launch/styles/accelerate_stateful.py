@@ -15,6 +15,9 @@ def prepared(workers):
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
+    # Accelerate asks each loader for its state at once, with workers that end before they send anything. With shared
+    # descriptors the thread that sends may then make its socket in the folder that the worker's end is removing.
+    torch.multiprocessing.set_sharing_strategy("file_system")
     for workers in (0, 2):
         loader = prepared(workers)
         batches = iter(loader)
