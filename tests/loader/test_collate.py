@@ -141,7 +141,28 @@ def test_a_small_batch_needs_no_arena() -> None:
     assert arena_needed((torch.zeros(1000), 1), 8)[0] >= 32_000
 
 
-@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy")  # torch says it once in a process
+@pytest.mark.parametrize("kind", [*np.typecodes["AllInteger"], *np.typecodes["AllFloat"], "?"])
+def test_numpys_numbers_give_default_collates_tensor_or_its_error(kind: str) -> None:
+    number = np.dtype(kind).type
+    largest = np.iinfo(number).max if issubclass(number, np.integer) else number(1.5)
+    for samples in ([number(1), number(largest)], [number(1), np.int64(2)], [number(1), 2], [number(1), True]):
+        assert same(
+            outcome(lambda it=samples: collate_samples(it, None)), outcome(lambda it=samples: default_collate(it))
+        )
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(3,), (5,), (1,)], [(1, 2), (3, 2)], [(2, 3), (3, 2)], [(), (1,)], [(0,), (0,)], [(2, 0), (2, 0)]]
+)
+def test_arrays_of_other_shapes_give_default_collates_answer(shapes: list[tuple[int, ...]]) -> None:
+    samples = [np.full(shape, number, np.float32) for number, shape in enumerate(shapes)]
+    for arena in (None, Arena(np.zeros(1 << 12, np.uint8))):
+        found = outcome(lambda it=arena: collate_samples(samples, it))
+        assert same(found, outcome(lambda: default_collate(samples)))
+
+
+@pytest.mark.parametrize("kind", [int, float, np.int64, np.float32])
 def test_labels_lie_in_torchs_memory_or_the_heap_gives_the_pages_of_pictures_back(kind: type) -> None:
     samples = [(torch.zeros(2), kind(number)) for number in range(3)]
     labels = [collate(samples, collate_fn_map=fast_map())[1] for _ in range(16)]

@@ -7,7 +7,8 @@ arrays are replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ _TORCH_ARRAYS = default_collate_fn_map[np.ndarray]
 _TORCH_MAP = dict(default_collate_fn_map)
 
 PLAIN_ARRAYS = (np.ndarray, np.memmap)
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
 def collates_as_torch() -> bool:
@@ -91,6 +93,12 @@ def _floats(batch: Any, *, collate_fn_map: Any = None) -> Any:
     return _TORCH_MAP[float](batch, collate_fn_map=collate_fn_map)
 
 
+def _numpy_scalars(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    first = batch[0]
+    dtype = torch_dtype(first.dtype) if set(map(type, batch)) == {type(first)} else None
+    return _TORCH_MAP[_NUMPY_SCALARS](batch) if dtype is None else _filled(batch, dtype)
+
+
 def _filled(numbers: Any, dtype: torch.dtype) -> Tensor:
     """Return a tensor of numbers, in memory of torch's: a block of another size between large ones costs page faults.
 
@@ -116,12 +124,18 @@ def _sequences(batch: Any, *, collate_fn_map: Any) -> Any:
     return [collate(column, collate_fn_map=collate_fn_map) for column in zip(*batch, strict=True)]
 
 
+_NUMPY_SCALARS = (np.bool_, np.number, np.object_)
+"""torch's key of them."""
+_KINDS = tuple(np.dtype(letter).type for letter in "?bhilBHIefdFD")
+"""Of numbers that torch makes tensors of; not of uint64, which it refuses one by one."""
+
 _USUAL: dict[Any, Callable[..., Any]] = {
     int: _integers,
     float: _floats,
     dict: _dicts,
     tuple: _sequences,
     list: _sequences,
+    **dict.fromkeys(_KINDS, _numpy_scalars),
 }
 
 
@@ -192,16 +206,19 @@ def _stack_arrays(arena: Arena | None, batch: Any, *, collate_fn_map: Any = None
     first = batch[0]
     is_plain = {*map(type, batch)} <= {*PLAIN_ARRAYS} and first.flags.c_contiguous and first.size
     dtype = torch_dtype(first.dtype) if is_plain else None
-    if dtype is None or any(array.shape != first.shape or array.dtype != first.dtype for array in batch):
+    if dtype is None or {*map(_SHAPE, batch)} != {first.shape} or {*map(_DTYPE, batch)} != {first.dtype}:
         return _TORCH_ARRAYS([_writable(array) for array in batch], collate_fn_map=collate_fn_map)
-    if arena is None or first.nbytes * len(batch) <= INLINE_NBYTES:
-        return torch.from_numpy(np.stack(batch))
+    # One array after another, where there are dimensions: np.stack adds one to each array before.
+    join = np.concatenate if first.ndim else np.stack
+    shape = (len(batch), *first.shape)
     try:
-        tensor = arena.tensor((len(batch), *first.shape), dtype)
+        if arena is not None and first.nbytes * len(batch) > INLINE_NBYTES:
+            tensor = arena.tensor(shape, dtype)
+            join(batch, out=tensor.numpy().reshape(-1, *first.shape[1:]))
+            return tensor
     except ArenaFullError:
-        return torch.from_numpy(np.stack(batch))  # the codec then reports the size of slot that it takes
-    np.stack(batch, out=tensor.numpy())
-    return tensor
+        pass  # the codec then reports the size of slot that it takes
+    return torch.from_numpy(join(batch).reshape(shape))  # in NumPy's memory, large parts of which are in huge pages
 
 
 def _writable(value: Any) -> Any:
@@ -229,6 +246,7 @@ def _probe_stack(tensor: torch.Tensor) -> bool:
     return torch.stack((tensor, tensor)).is_contiguous()
 
 
+@cache
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     """Return the dtype of `torch.as_tensor` of such an array, or None when it would refuse."""
     try:
