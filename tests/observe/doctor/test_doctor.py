@@ -24,6 +24,7 @@ import pytest
 import torch
 from examined import examine_until
 from sample_sets import Numbered, Raising, Stream, Unpicklable
+from torch.multiprocessing.reductions import rebuild_storage_fd
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
 import penstock
@@ -305,6 +306,7 @@ def test_a_validation_in_the_middle_of_an_epoch_is_cut_short_and_counted() -> No
     seen: list[int] = []
 
     def train() -> None:
+        seen.clear()
         model = torch.nn.Linear(1, 1)
         held_out = DataLoader(Numbered(40), batch_size=2)
         while True:
@@ -314,7 +316,7 @@ def test_a_validation_in_the_middle_of_an_epoch_is_cut_short_and_counted() -> No
                     with torch.no_grad():
                         seen.append(sum(1 for _ in held_out))
 
-    (found,) = examine(train, seconds=2.0).repeated_passes
+    (found,) = examine_until(lambda examined: bool(examined.repeated_passes), train, seconds=2.0).repeated_passes
     assert (found.batches, found.steps_between, found.has_gradients) == (20, pytest.approx(5.0, abs=1.0), False)
     assert seen[0] == 20, "the first is seen whole"
     assert set(seen[1:]) == {2}
@@ -324,6 +326,7 @@ def test_what_a_step_takes_by_next_has_no_end_while_its_loop_is_examined_and_sev
     taken: list[int] = []
 
     def train() -> None:
+        taken.clear()
         model = torch.nn.Linear(1, 1)
         for _ in range(1000):
             others = iter(DataLoader(Numbered(64), batch_size=2))
@@ -331,7 +334,7 @@ def test_what_a_step_takes_by_next_has_no_end_while_its_loop_is_examined_and_sev
                 taken.append(len([next(others) for _ in range(2)]))
                 model(torch.ones(1, 1)).sum().backward()
 
-    found = examine(train, seconds=1.0)
+    found = examine_until(lambda _: len(taken) > 16, train, seconds=1.0)
     assert found.error == ""
     assert len(taken) > 16, "more steps than the others' batches would be enough for"
     assert found.as_is is not None
@@ -798,6 +801,27 @@ def test_a_time_limit_waits_until_a_finalizer_is_through(is_cycle: bool) -> None
 
     with pytest.raises(OverError), time_limit(0.1, OverError):
         collect()
+
+
+def test_a_time_limit_waits_until_a_descriptor_that_a_worker_sent_is_in_hand() -> None:
+    class Sent:
+        def detach(self) -> int:
+            received.append(os.open(os.devnull, os.O_RDONLY))
+            time.sleep(0.6)  # alarms come meanwhile
+            return received[0]
+
+    class Storages:
+        _new_shared_fd_cpu = staticmethod(lambda fd, size: torch.UntypedStorage(size))
+
+    def receive() -> None:
+        rebuild_storage_fd(Storages, Sent(), 8)
+        time.sleep(60)
+
+    received: list[int] = []
+    with pytest.raises(TimeoutError), time_limit(0.1, TimeoutError):
+        receive()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(received[0])
 
 
 @pytest.mark.parametrize("has_generator", [False, True])

@@ -14,10 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.trial import AS_IS, NO_WORKERS
 from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource
+from penstock.observe.doctor.trials.examined_loop import run_loop
 from penstock.observe.doctor.trials.loader_variant import build_variant
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.time_budget import TimeBudget
+from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 pytestmark = [
     pytest.mark.usefixtures("preloaded_python"),
@@ -191,6 +193,26 @@ def test_a_program_that_trains_in_a_thread_is_examined_and_the_thread_ends_witho
 
     found = examine(program, seconds=0.6)
     assert (found.error, found.settings.dataset, capsys.readouterr().err) == ("", "Numbered", "")
+
+
+def test_a_thread_that_trains_ends_with_the_program_that_did_not_wait_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def program() -> None:
+        threads.append(threading.Thread(target=_train(lambda loader: has_begun.set())))
+        threads[0].start()
+        has_begun.wait()
+        while scheduler.batches_requested < 3:
+            time.sleep(0.01)
+
+    has_begun = threading.Event()
+    scheduler = TrialScheduler(lambda loader, has_step: [BatchSource(AS_IS, lambda: loader)], seconds=60.0)
+    run_loop(program, scheduler)
+    scheduler.close()
+    assert not threads[0].is_alive()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_program_that_takes_every_batch_from_a_new_iterator_in_a_loop_is_examined() -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from torch.multiprocessing.reductions import rebuild_storage_fd
+
 _TICK_S = 0.25
-_FINALIZING_S = 10.0
-"""How much longer a finalizer may take: it may hang."""
+_UNINTERRUPTED_S = 10.0
+"""How much longer what is not interrupted may take: it may hang."""
 
 
 @contextmanager
@@ -41,8 +43,7 @@ def time_limit(seconds: float, error: type[BaseException], tick: Callable[[], No
         now = time.perf_counter()
         if is_over:  # an alarm that was delivered while the timer was being stopped
             return
-        # Python reports and drops what is raised in a finalizer, or in a callback of the garbage collector.
-        if now < until + _FINALIZING_S and (is_collecting or _is_finalizing(frame)):
+        if now < until + _UNINTERRUPTED_S and (is_collecting or _would_lose(frame)):
             return
         if now > until:
             raise error
@@ -61,9 +62,13 @@ def time_limit(seconds: float, error: type[BaseException], tick: Callable[[], No
         gc.callbacks.remove(note)
 
 
-def _is_finalizing(frame: FrameType | None) -> bool:
-    """Return whether a `__del__` method or a callback of the garbage collector runs."""
-    codes = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+def _would_lose(frame: FrameType | None) -> bool:
+    """Return whether something would be lost if an exception were raised in `frame`.
+
+    Python reports and drops what is raised in a `__del__` method or a callback of the garbage collector. A descriptor
+    that a worker has sent for a tensor would stay open.
+    """
+    codes = {getattr(callback, "__code__", None) for callback in gc.callbacks} | {rebuild_storage_fd.__code__}
     while frame is not None and frame.f_code not in codes and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None

@@ -40,7 +40,7 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
         )
     if callable(loop) and not isinstance(loop, DataLoader):
         try:
-            with patch_iteration(scheduler), quiet_in_threads():
+            with quiet_in_threads(), patch_iteration(scheduler):
                 returned = _call(loop)
                 if scheduler.loader is None and scheduler.passive_s:
                     scheduler.accepts_any = True

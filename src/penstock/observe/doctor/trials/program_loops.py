@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
 from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look, users_frames
 from penstock.observe.doctor.trials.other_loops import length_of
+from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 _OTHER_LOOP_BATCHES = 2
@@ -63,6 +65,9 @@ class _ProgramIterator:
         scheduler = self._scheduler
         if self._is_over:
             raise StopIteration
+        if scheduler.has_ended and threading.current_thread() is scheduler.looping_thread:
+            scheduler.step_calls.leave()  # which this thread has entered
+            raise TrialsDoneError
         if self._batches is not scheduler:
             dataset, length = type(self._loader.dataset).__name__, length_of(self._loader) or 0
             scheduler.evaluation_graphs.look(dataset, length, users_frames(sys._getframe(1)), self._handled)
@@ -183,4 +188,5 @@ def patch_iteration(scheduler: TrialScheduler) -> Iterator[None]:
         with scheduler.optimizers.patched():
             yield
     finally:
+        scheduler.end_thread()
         DataLoader.__iter__ = iterate_unpatched  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ what is measured is the user's own loop, whatever it does, and every "what if" i
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,9 @@ from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneErr
 
 _LOOK_BATCHES = 10
 """A loop that is in no other, and is left for good after so few batches, was a look at some of them."""
+
+_THREAD_S = 10.0
+"""How long a thread of the program may take to its next batch, when the trials are over."""
 
 _NOTICE = "penstock: no training loop over a DataLoader has started yet; stop with Ctrl-C if there is none\n"
 
@@ -82,6 +86,10 @@ class TrialScheduler:
         self._made_anew: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self._examined_by: Callable[[], object] | None = None
         """Returns the iterator that began the examined loop; None when it is gone, or the loop may begin again."""
+        self.looping_thread = threading.current_thread()
+        """The thread of the program whose loop is examined."""
+        self.has_ended = False
+        """Whether the program is over, which may have waited for that thread when the time was."""
         self.is_cycled = False
         self.collected_at = ""
         """The line of a program that takes all batches of an epoch at once: its loader is examined alone."""
@@ -239,6 +247,7 @@ class TrialScheduler:
             is_repeated: whether another loop is around it.
         """
         self._examined_by = None if is_repeated else weakref.ref(iterator)
+        self.looping_thread = threading.current_thread()
         self.later_epochs = LaterEpochs(loader, self._seconds, self._clock)
         self.begin(loader)
 
@@ -254,6 +263,7 @@ class TrialScheduler:
     def reset(self) -> None:
         """Forget the loop that was examined: another one is to be."""
         self.close()
+        self.has_ended, self.looping_thread = False, threading.current_thread()
         self._session = self.later_epochs = self._examined_by = None
         self.step_calls, self.activity = StepCallRecorder(), WorkerActivityProbe()
         self.accepts_any = False
@@ -290,6 +300,8 @@ class TrialScheduler:
         Raises:
             TrialsDoneError: the time is over, or the workers hang.
         """
+        if self.has_ended:
+            return
         if self.later_epochs is not None and self.later_epochs.is_running:
             self.later_epochs.tick()
         elif self._session is not None:
@@ -308,6 +320,12 @@ class TrialScheduler:
         """Note that the program does something else than the examined loop, such as a validation."""
         if self._session is not None:
             self._session.interrupt()
+
+    def end_thread(self) -> None:
+        """End the thread that loops when it requests the next batch, if it is not this one, and wait for that."""
+        self.has_ended = True
+        if self.looping_thread is not threading.current_thread():
+            self.looping_thread.join(_THREAD_S)
 
     def trials(self) -> tuple[Trial, ...]:
         """Return what every source has shown."""
