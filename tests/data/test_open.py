@@ -13,7 +13,7 @@ from sample_files import samples_in, write_samples
 
 import penstock
 from penstock.core.errors import OptionError, SourceError
-from penstock.data.format_registry import FORMATS, format_of_path
+from penstock.data.format_registry import FORMATS, format_named, format_of_path
 from penstock.data.inspect import inspect
 from penstock.data.select_format import guess_format, select_format
 from penstock.data.storage.storage import Storage
@@ -308,6 +308,8 @@ def test_a_remote_delta_lake_table_is_refused() -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12345\n", "git lfs pull"),
         (b"BZh91AY&SY" + bytes(100), "packed by bzip2"),
         (b"\xfd7zXZ\0" + bytes(100), "packed by xz"),
+        (b"\x28\xb5\x2f\xfd" + bytes(100), "packed by zstd"),
+        (b"PK\3\4\x14\0" + bytes(100), "is a zip archive; unpack it"),
     ],
 )
 def test_a_file_that_is_no_data_is_named_as_what_it_is(
@@ -317,3 +319,22 @@ def test_a_file_that_is_no_data_is_named_as_what_it_is(
     path.write_bytes(content)
     with pytest.raises(SourceError, match=reason):
         list(penstock.open(path))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", [format.name for format in FORMATS if format.name != "zarr"])
+def test_a_pointer_of_git_lfs_is_named_as_one_by_every_format(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"a{format_named(name).suffixes[0]}"
+    path.write_text(POINTER)
+    with pytest.raises(SourceError, match=rf"{path}.* is a pointer of Git LFS, .*git lfs pull"):
+        list(penstock.open(path))
+
+
+def test_a_pointer_of_git_lfs_is_no_encoded_image_and_no_database(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_text(POINTER)
+    (tmp_path / "data.mdb").write_text(POINTER)
+    for path, fields in ((tmp_path / "a.jpg", ["encoded"]), (tmp_path, None)):
+        with pytest.raises(SourceError, match="is a pointer of Git LFS"):
+            list(penstock.open(path, fields=fields))

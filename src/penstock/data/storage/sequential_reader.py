@@ -9,6 +9,7 @@ import zlib
 from typing import BinaryIO, Protocol
 
 from penstock.core.errors import RecordError, SourceError
+from penstock.data.storage.foreign_files import refuse_foreign
 from penstock.data.storage.storage import Storage
 
 READ_NBYTES = 1 << 18
@@ -21,21 +22,7 @@ thousands of tiny members follow each other."""
 _GZIP = b"\x1f\x8b\x08"
 """With the one method there is (RFC 1952): a TFRecord whose first record has 35 615 bytes begins with the other two."""
 
-_FOREIGN = (
-    (b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS, not the data; fetch them: git lfs pull"),
-    (b"\xfd7zXZ\0", "is packed by xz; unpack it, or pack it by gzip"),
-    *((b"BZh%d1AY&SY" % level, "is packed by bzip2; unpack it, or pack it by gzip") for level in range(1, 10)),
-)
-"""What no data begins with, and what a file is that does."""
-
 _GZIP_WINDOW = 31  # zlib's `wbits` for a gzip header (16) and the largest window (15)
-
-
-def refuse_foreign(path: str, head: bytes) -> None:
-    """Raise SourceError if a file that begins with `head` is no data, but stands for it or is packed otherwise."""
-    for signature, words in _FOREIGN:
-        if head.startswith(signature):
-            raise SourceError(f"{path} {words}")
 
 
 class _SupportsRead(Protocol):

@@ -31,6 +31,7 @@ from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.cache.cache_fill import CopyingFile
 from penstock.data.storage.cache.disk_cache import DiskCache, user_folder
 from penstock.data.storage.cache.partial_copy import PartialCopy
+from penstock.data.storage.foreign_files import refuse_pointer
 from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.listings import listed
 from penstock.data.storage.object_batch import ObjectRequest, fetch, keep
@@ -134,7 +135,7 @@ class Storage:
         """Open a file to be read in order, from `offset`.
 
         Raises:
-            SourceError: it cannot be opened. Reads of a remote file raise it too.
+            SourceError: it cannot be opened, or is a pointer of Git LFS. Reads of a remote file raise it too.
             ExtraError: a package is missing; the message names the extra that brings it.
         """
         path = strip_file_scheme(path)
@@ -143,6 +144,7 @@ class Storage:
             if is_remote(path):
                 file = self._open_version(path, self.file_versions([path])[0], copies=not offset)
             else:
+                refuse_pointer(path, path)
                 file = open(path, "rb")  # noqa: SIM115
             if offset:
                 file.seek(offset)
@@ -215,18 +217,21 @@ class Storage:
         stays as long as this process lives, so that its workers find it. The cache must have room for all such files.
 
         Raises:
-            SourceError: the file does not exist, or there is no room for a copy.
+            SourceError: the file does not exist or is a pointer of Git LFS, or there is no room for a copy.
             ExtraError: a package is missing; the message names the extra that brings it.
         """
         path = strip_file_scheme(path)
         if not is_remote(path):
             if not os.path.exists(path):
                 raise SourceError(f"there is no file {path!r}")
+            refuse_pointer(path, path)
             return path
         version = file_versions([path], self._retries())[0]
         cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes, self._opening)
         name = cache.copy_name(path, version)
-        return cache.path(name, version.nbytes, lambda copy: self._download(path, version, copy))
+        local = cache.path(name, version.nbytes, lambda copy: self._download(path, version, copy))
+        refuse_pointer(path, local)
+        return local
 
     def _listed(self, kind: Literal["find", "glob"], place: str) -> Sequence[Any]:
         def ask() -> Any:

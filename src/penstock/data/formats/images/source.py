@@ -34,6 +34,7 @@ from penstock.data.formats.images.device_images import decode_images
 from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.storage import event_loop
+from penstock.data.storage.foreign_files import foreign_words
 from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
 from penstock.data.storage.storage import Storage, is_remote
 
@@ -168,17 +169,20 @@ class ImageFolder(FolderSource):
     def _bytes(self, path: str, index: int) -> bytes:
         most = self.max_record_nbytes
         try:
-            if not is_remote(path):
+            if is_remote(path):
+                data = self.storage.read(path, most + 1, self.files.listed_version(index))
+                nbytes = len(data)
+            else:
                 with open(path, "rb", buffering=0) as file:
-                    if os.fstat(file.fileno()).st_size > most:
-                        raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
-                    return file.readall()
-            data = self.storage.read(path, most + 1, self.files.listed_version(index))
-            if len(data) > most:
-                raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
-            return data
+                    nbytes = os.fstat(file.fileno()).st_size
+                    data = file.readall() if nbytes <= most else b""
         except OSError as error:
             raise RecordError(path, 0, index, f"the file cannot be read: {error}") from error
+        if nbytes > most:
+            raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
+        if words := foreign_words(data):
+            raise RecordError(path, 0, index, f"the file {words}")
+        return data
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────

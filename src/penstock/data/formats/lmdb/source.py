@@ -240,7 +240,7 @@ class LMDBSource(Source):
 
 def _data_file(path: str, storage: Storage) -> str:
     local = storage.local(path)
-    return os.path.join(local, "data.mdb") if os.path.isdir(local) else local
+    return storage.local(os.path.join(local, "data.mdb")) if os.path.isdir(local) else local
 
 
 class LMDBWriter:

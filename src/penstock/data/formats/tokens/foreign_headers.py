@@ -70,8 +70,8 @@ def find_megatron_index(path: str, storage: Storage) -> str | None:
         SourceError: nobody can tell, as the storage does not answer.
     """
     beside = path.removesuffix(".bin") + ".idx"
-    if not is_remote(beside):
-        return beside if os.path.exists(beside) else None
+    if not is_remote(beside) and not os.path.exists(beside):
+        return None
     try:
         return storage.local(beside)
     except SourceError as error:
