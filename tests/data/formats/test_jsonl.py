@@ -116,6 +116,12 @@ def test_dtypes_are_taken_and_checked(tmp_path: Path) -> None:
         ("18446744073709551615", "int8", "it is 18446744073709551615, which does not fit into int8"),
         ("[1.5]", "int32", "a list holds numbers that do not fit into int32"),
         ("[0, 2]", "bool", "a list holds numbers that do not fit into bool"),
+        ("NaN", "int8", "it is nan, which does not fit into int8"),
+        ("[1, NaN]", "int8", "a list holds numbers that do not fit into int8"),
+        ("[300]", "uint8", "a list holds numbers that do not fit into uint8"),
+        ("70000", "float16", "it is 70000, which does not fit into float16"),
+        ("[1.5, 70000]", "float16", "a list holds numbers that do not fit into float16"),
+        ("1e39", "float32", "it is 1e+39, which does not fit into float32"),
     ],
 )
 def test_a_number_that_does_not_fit_its_dtype_is_refused_with_its_field(
@@ -184,6 +190,7 @@ def test_blank_lines_marks_and_carriage_returns_are_no_matter(tmp_path: Path, su
         (b'{"b": 0, "a": {"b": 1, "b": 2}}', "the field 'a/b' is there twice"),
         (b'{"b": 0, "b": 1, "c": }', "Expecting value"),
         (b'{"x": [9007199254740993, 1.5]}', "an integer that float64 does not hold"),
+        (b'{"x": [1.5, 9007199254740993]}', "an integer that float64 does not hold"),
         (b'{"x": [[0.5, 1], [1.5, 9007199254740993]]}', "an integer that float64 does not hold"),
         (b'{"x": "\xff"}', "utf-8"),
         (b'{"x": "\\ud800"}', "surrogates"),

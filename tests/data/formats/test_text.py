@@ -168,6 +168,13 @@ def test_types_are_told_from_the_first_rows(tmp_path: Path) -> None:
     assert [type(value) for value in second.values()] == [int, float, float, bool, str, str, str, int]
 
 
+@pytest.mark.parametrize(("value", "kind"), [("70000", "float16"), ("1e39", "float32"), ("300", "int8")])
+def test_a_value_that_its_dtype_does_not_hold_is_refused(tmp_path: Path, value: str, kind: str) -> None:
+    good, bad = outcomes(rows(write_text(tmp_path / "a.csv", f"n\n1\n{value}\n"), dtypes={"n": kind}))
+    assert good == {"n": 1}
+    assert f"line 3 at byte 4: column 'n' has '{value}', which is no {kind}" in str(bad)
+
+
 def test_dtypes_fields_header_and_delimiter(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.csv", "1;2.5;007\n3;;008\n")
     options = {"header": ["x", "y", "z"], "delimiter": ";", "dtypes": {"x": "uint8", "y": "float32", "z": "text"}}

@@ -161,7 +161,7 @@ class _Columns:
         for _, at, kind in self._chosen:
             try:
                 columns.append(_parse_column(kind, cells[at], is_plain))
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, FloatingPointError):
                 raise ValueError(
                     f"column {self.names[at]!r} has {cells[at][0][:40]!r}, which is no {kind}; dtypes= sets another"
                 ) from None
@@ -180,7 +180,7 @@ def _parse_column(kind: str, cells: Sequence[str], is_plain: bool) -> Sequence[A
     """Return the values of some cells.
 
     Raises:
-        ValueError: one is none of its column's. (KeyError if it should be a bool.)
+        ValueError: one is none of its column's. (KeyError: if of a bool. FloatingPointError: if too large for a float.)
     """
     if kind == "text":
         return cells
@@ -194,7 +194,8 @@ def _parse_column(kind: str, cells: Sequence[str], is_plain: bool) -> Sequence[A
             values: list[Any] = list(map(float, cells))
         except ValueError:
             values = [float(cell or "nan") for cell in cells]
-        return values if kind == "float64" else list(map(np.dtype(kind).type, values))
+        with np.errstate(over="raise"):  # what the type has as infinity only
+            return values if kind == "float64" else list(map(np.dtype(kind).type, values))
     values = list(map(int, cells))
     limits = np.iinfo(kind)
     if values and not (limits.min <= min(values) and max(values) <= limits.max):

@@ -240,22 +240,27 @@ def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
     if kind is not None:
         try:
             quick = np.frombuffer(array.array(kind[0], value), kind[1])  # half of what NumPy takes to look at them all
-        except (TypeError, OverflowError):
+            if dtype is not None:
+                return _cast(quick, dtype)
+            if kind[0] == "q" or math.hypot(*value) < _EXACT:  # and so is each of them
+                return quick
+        except (TypeError, *_TOO_LARGE):
             pass  # others among them
-        else:
-            return quick if dtype is None else quick.astype(dtype)
     kinds: set[type] = set()
     if not _is_of_numbers(value, kinds):
         return value
+    misfit = ValueError(f"a list holds numbers that do not fit into {'64 bits' if dtype is None else dtype}")
+    if float in kinds and dtype is not None and dtype.kind in "biu":
+        raise misfit
     try:
-        made = np.asarray(value, dtype)
-    except OverflowError as error:
-        raise ValueError(str(error)) from error
+        made = _cast(value, dtype)
+    except _TOO_LARGE as error:
+        raise misfit from error
     except ValueError:
         return value  # lists of different lengths
     is_other = int in kinds and made.dtype.kind == "b" and _loses_digits(value, made.tolist())  # 2 is not True
-    if is_other or made.dtype.kind not in "biufc" or (made.dtype.kind in "biu" and float in kinds):
-        raise ValueError(f"a list holds numbers that do not fit into {'64 bits' if dtype is None else dtype}")
+    if is_other or made.dtype.kind not in "biufc":
+        raise misfit
     if made.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
         raise ValueError("a list holds integers that no one type of 64 bits has")
     if (
@@ -266,6 +271,14 @@ def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
     ):
         raise ValueError("a list holds fractions, and an integer that float64 does not hold; dtypes= sets another type")
     return made
+
+
+def _cast(value: Any, dtype: np.dtype[Any] | None) -> Any:
+    with np.errstate(over="raise"):  # what a float type has as infinity only
+        return np.asarray(value, dtype)
+
+
+_TOO_LARGE = (OverflowError, FloatingPointError)
 
 
 def _loses_digits(value: Any, made: Any) -> bool:
