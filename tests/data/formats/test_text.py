@@ -144,6 +144,14 @@ def _row(bare: str, quoted: str) -> str:
     return "x" + "".join(set(bare) - set('",\r\n')) + ',"' + quoted.replace('"', '""') + '"'
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_text_in_utf_16_is_named_as_such(tmp_path: Path, suffix: str, encoding: str) -> None:
+    path = write_text(tmp_path / f"a.{suffix}", "a,b\n1,2\n".encode(encoding))
+    with pytest.raises(SourceError, match=r"a\.\w+ is text in UTF-16, and UTF-8 is read"):
+        list(penstock.open(path))
+
+
 @pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
 def test_rows_may_end_as_on_any_system(tmp_path: Path, end: str) -> None:
     path = write_text(tmp_path / "a.csv", end.join(["a,b", "1,x", "2,y\r3,z"]) + end)

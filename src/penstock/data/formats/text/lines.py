@@ -16,6 +16,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
+from penstock.core.errors import SourceError
 from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
 from penstock.data.storage.storage import Storage
 
@@ -23,6 +24,7 @@ LONGEST = 1 << 28
 """The default limit for the bytes of a line: parsing one takes several times its bytes."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF_16_MARKS = b"\xff\xfe", b"\xfe\xff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) 
         any_end: whether a carriage return that no line feed follows ends a line.
 
     Raises:
-        SourceError: the file cannot be opened, or not be read to its end.
+        SourceError: the file cannot be opened, or not be read to its end, or is text in UTF-16.
         RecordError: what gzip packed is broken; the lines before have been given.
     """
     offset, number = 0, 1
@@ -67,7 +69,7 @@ def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) 
             rest = b"" if lines[-1].endswith((b"\n", b"\r") if any_end else b"\n") else lines.pop()
             if lines:
                 begun += lines[0][: max(0, longest + 1 - len(begun))]
-                yield _first(offset, number, bytes(begun))
+                yield _first(path, offset, number, bytes(begun))
                 offset, number = offset + begun_nbytes + len(lines[0]), number + 1
                 if len(lines) > 1:
                     yield Block(offset, number, lines[1:])
@@ -77,10 +79,12 @@ def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) 
             begun += rest[: max(0, longest + 1 - len(begun))]
             begun_nbytes += len(rest)
     if begun_nbytes:
-        yield _first(offset, number, bytes(begun))
+        yield _first(path, offset, number, bytes(begun))
 
 
-def _first(offset: int, number: int, line: bytes) -> Block:
+def _first(path: str, offset: int, number: int, line: bytes) -> Block:
+    if number == 1 and (line.startswith(_UTF_16_MARKS) or line[:2].count(0) == 1):
+        raise SourceError(f"{path} is text in UTF-16, and UTF-8 is read; convert it: iconv -f UTF-16 -t UTF-8")
     if number == 1 and line.startswith(_BYTE_ORDER_MARK):
         return Block(len(_BYTE_ORDER_MARK), 1, [line[len(_BYTE_ORDER_MARK) :]])
     return Block(offset, number, [line])
