@@ -249,6 +249,47 @@ def test_values_that_lie_in_other_files_are_read_when_that_is_allowed(elsewhere:
         assert source[5] == {"y": 5, "name": "n5"}
 
 
+def test_a_virtual_dataset_or_a_link_whose_file_is_missing_is_refused(elsewhere: Path) -> None:
+    (elsewhere.parent / "1.h5").unlink()
+    with pytest.raises(
+        SourceError, match=r"'/virtual' has values of '.*/1\.h5', which is not there; put it where it was"
+    ):
+        reading(elsewhere, external=True)
+    (elsewhere.parent / "linked.h5").unlink()
+    with pytest.raises(SourceError, match=r"'link' is a link to 'deep' of '.*linked\.h5', which cannot be opened"):
+        reading(elsewhere, external=True)
+    with reading(elsewhere, external=True, fields=["storage"]) as source:
+        assert source[5]["storage"] == 5
+
+
+def test_the_files_of_a_virtual_dataset_are_found_where_hdf5_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with h5py.File(data / "x-0.h5", "w") as file:
+        file["x"] = np.arange(3)
+    for number, name in enumerate(("x-0.h5", "/gone/x-0.h5", str(data / "x-0.h5"), "../data/x-0.h5")):
+        layout = h5py.VirtualLayout((3,), "i8")
+        layout[:] = h5py.VirtualSource(name, "x", (3,))
+        with h5py.File(data / f"{number}.h5", "w") as file:
+            file.create_virtual_dataset("y", layout, fillvalue=-1)
+        (elsewhere / f"{number}.h5").symlink_to(data / f"{number}.h5")
+        with h5py.File(elsewhere / f"{number}.h5") as file:
+            expected = file["y"][:].tolist()
+        with reading(elsewhere / f"{number}.h5", external=True) as source:
+            assert [sample["y"] for sample in source] == expected == [0, 1, 2], name
+
+
+@pytest.mark.parametrize(("head", "words"), [(b"CDF\2", "netCDF-3, .*nccopy"), (b"\x0e\x03\x13\1", "HDF4, .*h4toh5")])
+def test_formats_that_were_before_hdf5_are_named(tmp_path: Path, head: bytes, words: str) -> None:
+    (tmp_path / "a.h5").write_bytes(head + bytes(100))
+    with pytest.raises(SourceError, match=rf"a\.h5 is {words}"):
+        reading(tmp_path / "a.h5")
+
+
 # ── which datasets are the fields ───────────────────────────────────────────────────────────────────────────
 
 

@@ -89,13 +89,18 @@ def read_layout(dataset: Any, file: ProbedFile, name: str, *, on_heap: bool = Fa
     With `on_heap` its elements are references to the global heap.
 
     Raises:
-        SourceError: it is too large, lies beyond the end of the file, or in another file.
+        SourceError: it is too large, lies beyond the end of the file, or in another file, or one of these is missing.
     """
     other = _other_file(dataset, file.path)
     if other and not file.external:
         raise SourceError(
             f"{file.path}: the values of dataset {dataset.name!r} lie in {other}; pass external=True if this file may "
             "name files to read, choose other fields with fields=, or open that file"
+        )
+    if missing := _missing_source(dataset):
+        raise SourceError(
+            f"{file.path}: the virtual dataset {dataset.name!r} has values of {missing!r}, which is not there; put it "
+            "where it was, or choose other fields with fields="
         )
     dtype, inner = dataset.dtype.base, dataset.dtype.shape
     count, shape = int(dataset.shape[0]), (*dataset.shape[1:], *inner)
@@ -168,6 +173,22 @@ def _other_file(dataset: Any, path: str) -> str:
     if created.get_layout() == _VIRTUAL:
         first = created.get_virtual_filename(0) if created.get_virtual_count() else ""
         return f"{first!r} (a virtual dataset)"
+    return ""
+
+
+def _missing_source(dataset: Any) -> str:
+    """Return a file whose values a virtual dataset has and that is not there; HDF5 would give its fill value for them.
+
+    HDF5 looks for it where it is named, and beside the dataset's own file. Names with % stand for as many as there are.
+    """
+    created = dataset.id.get_create_plist()
+    if created.get_layout() != _VIRTUAL or "HDF5_VDS_PREFIX" in os.environ:
+        return ""
+    folders = {os.path.dirname(one) for one in (dataset.file.filename, os.path.realpath(dataset.file.filename))}
+    for name in {created.get_virtual_filename(number) for number in range(created.get_virtual_count())}:
+        beside = (os.path.join(folder, one) for folder in folders for one in (name, os.path.basename(name)))
+        if name != "." and "%" not in name and not any(map(os.path.exists, (name, *beside))):
+            return str(name)
     return ""
 
 

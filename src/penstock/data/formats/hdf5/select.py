@@ -132,11 +132,14 @@ def _linked(here: Any, name: str, path: str, listed: _Listed, external: bool) ->
     """Return what a name of a group links to, or None, and list why."""
     h5py = need("h5py", "hdf5")
     link = here.get(name, getlink=True)
-    if isinstance(link, h5py.HardLink) or (external and isinstance(link, h5py.ExternalLink)):
+    if isinstance(link, h5py.HardLink):
         return here[name]
     try:
         one = here[name] if external else _follow(here, name)
-    except (KeyError, RuntimeError):
+    except (KeyError, RuntimeError) as error:
+        if isinstance(link, h5py.ExternalLink):
+            words = f"{path!r} is a link to {link.path!r} of {link.filename!r}, which cannot be opened; pass fields="
+            raise SourceError(f"{_where(here)}: {words} without it, if it is not needed") from error
         listed.dangling[path] = f"{path!r} is a link to {link.path!r}, where nothing is"
         return None
     if isinstance(one, str):

@@ -26,6 +26,12 @@ from penstock.data.optional import need
 from penstock.data.schema import Errors, Selection
 from penstock.data.storage.storage import Storage
 
+_OLDER = {
+    b"CDF": "netCDF-3, and no HDF5 as netCDF-4 is; write it anew: nccopy -k nc4 old.nc new.nc",
+    b"\x0e\x03\x13": "HDF4, and no HDF5; write it anew: h4toh5 old.hdf new.h5",
+}
+"""By a file's first bytes."""
+
 
 def open_files(
     paths: list[str],
@@ -69,6 +75,7 @@ def _probe_file(
     h5py = need("h5py", "hdf5")
     with translate_errors(f"{path} cannot be read as HDF5"):
         nbytes = os.stat(path).st_size
+        _refuse_older(path)
         with h5py.File(path, "r") as file:
             if not isinstance(file.get(group), h5py.Group):
                 raise SourceError(f"{path} has no group {group!r}")
@@ -80,3 +87,11 @@ def _probe_file(
     if binary - own:
         raise SourceError(f"{path}: binary= names {sorted(binary - own)}, and the fields are {sorted(own)}")
     return FileColumns(path=path, nbytes=nbytes, columns=columns)
+
+
+def _refuse_older(path: str) -> None:
+    """Raise SourceError if a file is of a format that HDF5 took the place of."""
+    with open(path, "rb") as file:
+        words = _OLDER.get(file.read(3))
+    if words:
+        raise SourceError(f"{path} is {words}")
