@@ -10,6 +10,7 @@ import struct
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -397,6 +398,20 @@ def test_large_records_are_skipped_and_read(tmp_path: Path) -> None:
         assert [sample["b"] for sample in stream.read(stream.shards[0], 0, step)] == big[::step]
     Path(path).write_bytes(gzip.compress(Path(path).read_bytes()))
     assert [sample["b"] for sample in stream.read(stream.shards[0], 1, 2)] == big[1::2]
+
+
+@pytest.mark.parametrize("level", [0, 1, 6, 9])
+@pytest.mark.parametrize("options", [{}, {"check": False}, {"index": True}, {"index": True, "check": False}])
+def test_a_file_that_zlib_packed_is_named_as_such(numbers: Path, level: int, options: dict[str, bool]) -> None:
+    numbers.write_bytes(zlib.compress(numbers.read_bytes(), level))
+    with pytest.raises(RecordError, match=r"record 0 at byte 0: .*; it seems that ZLIB packed the file"):
+        list(penstock.open(numbers, **options))
+
+
+@pytest.mark.parametrize("option", ["text", "arrays"])
+def test_a_name_is_no_list_of_names(numbers: Path, option: str) -> None:
+    with pytest.raises(OptionError, match=rf"{option}='number' has to be a list of features, as in \['number'\]"):
+        penstock.open(numbers, **{option: "number"})
 
 
 def test_gzip_files_one_after_another_are_one(numbers: Path) -> None:

@@ -100,7 +100,8 @@ def _read_frame(
         raise RecordError(path, offset, number, f"its header has {len(header)} bytes of {HEADER.size}")
     length, masked = HEADER.unpack(header)
     if checksum is not None and checksum(header[:8]) != masked:
-        raise RecordError(path, offset, number, "the checksum of its length is wrong, and so the rest is lost")
+        reason = f"the checksum of its length is wrong, and so the rest is lost{zlib_hint(length)}"
+        raise RecordError(path, offset, number, reason)
     if skips or length > most:
         rest = length + FOOTER.size
         skipped = pieces.skip(rest)
@@ -170,7 +171,24 @@ def too_short_message(length: int, there: int) -> str:
     'it takes 584 bytes, 568 of data and 16 of its frame, and the file has 580 of them'
     """
     frame = length + FRAME_NBYTES
-    return f"it takes {frame} bytes, {length} of data and {FRAME_NBYTES} of its frame, and the file has {there} of them"
+    words = (
+        f"it takes {frame} bytes, {length} of data and {FRAME_NBYTES} of its frame, and the file has {there} of them"
+    )
+    return words + zlib_hint(length)
+
+
+def zlib_hint(length: int) -> str:
+    """Return what to say of a length that is rather the beginning of what TensorFlow's ZLIB packed; else "".
+
+    >>> zlib_hint(0xE0606060E2E39C78)
+    '; it seems that ZLIB packed the file, which is not read: write it with GZIP, or unpacked'
+    >>> zlib_hint(0x9C78)
+    ''
+    """
+    second, first = divmod(length & 0xFFFF, 256)
+    if not length >> 32 or first != 0x78 or (first << 8 | second) % 31:  # RFC 1950
+        return ""
+    return "; it seems that ZLIB packed the file, which is not read: write it with GZIP, or unpacked"
 
 
 @dataclass(frozen=True, slots=True)

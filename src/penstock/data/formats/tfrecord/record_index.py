@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.formats.tfrecord.framing import FRAME_NBYTES, HEADER, too_short_message
+from penstock.data.formats.tfrecord.framing import FRAME_NBYTES, HEADER, too_short_message, zlib_hint
 
 _BLOCK_NBYTES = 4096
 
@@ -50,9 +50,8 @@ def _length(path: str, header: bytes, at: int, number: int, checksum: Callable[[
         raise RecordError(path, at, number, f"its header has {len(header)} bytes of {HEADER.size}")
     length, masked = HEADER.unpack(header)
     if checksum is not None and checksum(header[:8]) != masked:
-        raise RecordError(
-            path, at, number, "the checksum of its length is wrong; gzip packed the file, or it is broken"
-        )
+        hint = zlib_hint(length) or "; gzip packed the file, or it is broken"
+        raise RecordError(path, at, number, f"the checksum of its length is wrong{hint}")
     return int(length)
 
 

@@ -81,8 +81,11 @@ def open_files(
     Raises:
         SourceError: a file cannot be read.
         ExtraError: `check` is set, and google-crc32c is not installed.
-        OptionError: `index` is no bool.
+        OptionError: `index` is no bool, or `text` or `arrays` no list.
     """
+    for option, features in (("text", text), ("arrays", arrays)):
+        if isinstance(features, str):
+            raise OptionError(f"{option}={features!r} has to be a list of features, as in [{features!r}]")
     if not isinstance(index, bool):
         raise OptionError(f"index={index!r} is neither True nor False; tools named tfrecord2idx write FILE.idx")
     if check:
