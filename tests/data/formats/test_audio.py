@@ -151,6 +151,18 @@ def test_a_header_of_unknown_length_is_no_truncated_file(tmp_path: Path) -> None
     assert audio(tmp_path / "piped.wav")[0]["audio"].shape == (2, 4000)
 
 
+def test_a_recording_that_was_broken_off_is_not_read_as_empty(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.wav")
+    data = bytearray(path.read_bytes())
+    for size in (4, data.index(b"data") + 4):
+        struct.pack_into("<I", data, size, 0)
+    (tmp_path / "broken.wav").write_bytes(data)
+    with pytest.raises(RecordError, match=r"broken.wav: record 0: its header states no length, as of a recording"):
+        audio(tmp_path / "broken.wav")[0]
+    with pytest.raises(RecordError, match=r"broken.wav: record 1: its header states no length"):
+        audio([path, tmp_path / "broken.wav"], frames=100)
+
+
 def test_a_sample_larger_than_allowed_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     path = record(tmp_path / "a.wav")
     with pytest.raises(RecordError, match=r"32000 bytes of audio; max_record_nbytes is 31999"):

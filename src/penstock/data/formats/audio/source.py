@@ -42,6 +42,8 @@ SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", "
 _DTYPES = ("float32", "float64")
 _STATED = re.compile(r"data\s*:\s*(\d+)\s*\(should be (\d+)\)")
 """What libsndfile notes of a WAV file with fewer bytes than its header states."""
+_UNFINISHED = re.compile(r"RIFF : 0$", re.MULTILINE)
+"""What it notes of a WAV file whose header was never completed, as of a recording that was broken off."""
 _UNKNOWN_NBYTES = 0x7FFF0000
 """Of a header that was written before its length was known, as by a pipe: this and more."""
 _UNKNOWN_FRAMES = 1 << 62
@@ -127,6 +129,11 @@ def _opened(storage: Storage, path: str, key: int) -> Iterator[Any]:
             stated = _STATED.search(file.extra_info)
             if stated and int(stated[2]) < int(stated[1]) < _UNKNOWN_NBYTES:
                 raise RecordError(path, -1, key, f"it states {stated[1]} bytes of audio, and has {stated[2]}")
+            if not file.frames and _UNFINISHED.search(file.extra_info):
+                reason = (
+                    "its header states no length, as of a recording that was broken off; `ffmpeg -i this.wav new.wav`"
+                )
+                raise RecordError(path, -1, key, f"{reason} writes it anew, with its length")
             yield file
     except PenstockError:
         raise
