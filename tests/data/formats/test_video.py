@@ -359,6 +359,11 @@ def test_a_remote_video_of_another_version_is_read_again(
     files.rm("/videos", recursive=True)
 
 
+def test_true_is_no_path_of_an_index(root: Path) -> None:
+    with pytest.raises(OptionError, match="index=True is not the path of a file"):
+        clips(root, index=True, frames=4)
+
+
 def test_what_is_no_index_is_not_used(root: Path, tmp_path: Path) -> None:
     clips(root, index=str(tmp_path / "good.npz"), frames=4)
     good = (tmp_path / "good.npz").read_bytes()

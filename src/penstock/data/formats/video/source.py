@@ -91,12 +91,15 @@ def open_files(
     Raises:
         SourceError: there are no videos, or none is as long as a clip.
         RecordError: a file cannot be read.
-        OptionError: a number is not positive, a clip has more than `max_record_nbytes`, or a device cannot be.
+        OptionError: a number is not positive, `index` is True, a clip has more than `max_record_nbytes`, or a device
+            cannot be.
         ExtraError: torchcodec is missing, for "cuda".
     """
     step = frames * stride if step is None else step
     if frames < 1 or stride < 1 or step < 1:
         raise OptionError(f"frames={frames}, stride={stride} and step={step} have to be 1 or more")
+    if isinstance(index, bool):
+        raise OptionError(f"index={index} is not the path of a file, as in index='frames.npz'")
     wanted = sides(size, resize)
     if wanted is not None and frames * 3 * wanted[0] * wanted[1] > max_record_nbytes:
         raise OptionError(f"{frames} frames of {wanted} pixels are more than {max_record_nbytes} bytes")
