@@ -4,7 +4,7 @@ numbers            an array of each row; of datasets of one dimension, a number.
                    What netCDF's attributes state of them: `stated_field`
 strings            text: of variable length up to the first NUL, of fixed length without NULs (or what else fills it up)
                    at its end; datasets of more dimensions give lists of text. Those that `binary` names are bytes,
-                   without NULs at the end
+                   without NULs at the end, or lists of these
 variable length    uint8 is bytes; other numbers are arrays of one dimension that differ in length
 opaque             bytes
 compound           a field for each part, "dataset/part"
@@ -15,6 +15,7 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field
 
 _NUMBERS = "biufc"
+_BINARY = "binary"
 _NUL = b"\xc0\x80", b"\0"
 """How a NUL that belongs to a text is stored, and what it is."""
 
@@ -57,13 +59,15 @@ def _open_objects(
 # ── values of rows ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _decode(kind: str, parts: Sequence[str], values: np.ndarray) -> Sequence[Any] | np.ndarray:
+def _decode(field: Field, parts: Sequence[str], values: np.ndarray) -> Sequence[Any] | np.ndarray:
     for part in parts:  # of a compound type, from outside to inside
         values = values[part]
-    if kind in ("array", "number"):
+    if field.kind in ("array", "number"):
         return cast(np.ndarray, native(values))
+    if field.kind == "bytes":
+        return [*map(bytes, values)]
     try:
-        return [*map(bytes if kind == "bytes" else _decode_text, values)]
+        return _nested(bytes if _BINARY in field.unit else _decode_text, values)
     except UnicodeDecodeError as error:
         raise _no_text(error) from error
 
@@ -101,10 +105,12 @@ def _no_text(error: UnicodeDecodeError) -> ValueError:
     return ValueError(f"the string is no UTF-8, as text is: {error}; name the field in binary= for its bytes")
 
 
-def _decode_text(value: Any) -> Any:
-    """Return text, or lists of text; h5py cuts those of variable length at a NUL."""
-    if isinstance(value, np.ndarray):
-        return [_decode_text(one) for one in value]
+def _nested(decode: Callable[[Any], Any], values: np.ndarray) -> list[Any]:
+    return [_nested(decode, one) if isinstance(one, np.ndarray) else decode(one) for one in values]
+
+
+def _decode_text(value: Any) -> str:
+    """Return text; h5py cuts that of variable length at a NUL."""
     return bytes(value).rstrip(b"\0").replace(*_NUL).decode()
 
 
@@ -134,7 +140,7 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
         if layout.dtype == HEAP_REFERENCE:
             opened = partial(_open_objects, layout, _objects_decoder(field, is_string), itemsize, file.max_nbytes)
         else:
-            opened = partial(_open_values, layout, partial(_decode, field.kind, ()))
+            opened = partial(_open_values, layout, partial(_decode, field, ()))
         return {name: Column(array=layout, field=field, count=layout.count, object_nbytes=file.nbytes, open=opened)}
     layout = read_layout(there, file, name)
     found: dict[str, Column | str] = {}
@@ -148,7 +154,7 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             is_plain = bool(held.dtype and not parts)
             field = stated_field(held, there.attrs) if is_plain and not held.unit else held
             as_stored = native if field.dtype == held.dtype else unsigned
-            opened = partial(_open_values, layout, as_stored if is_plain else partial(_decode, held.kind, parts))
+            opened = partial(_open_values, layout, as_stored if is_plain else partial(_decode, held, parts))
             column = Column(array=layout, field=field, count=layout.count, open=opened)
             found["/".join((name, *parts))] = column
     return found
@@ -157,6 +163,8 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
 def _as_asked(field: Field, name: str, file: ProbedFile) -> Field:
     if name not in file.binary or field.kind == "bytes":
         return field
+    if field.kind == "object":
+        return replace(field, unit=field.unit.replace("string", _BINARY))
     if field.kind != "text":
         raise SourceError(
             f"{file.path}: binary= names {name!r}, which is {field.words()}, and no string in each sample"

@@ -55,8 +55,8 @@ def open_files(
         group: whose datasets are the fields.
         external: whether values may lie in other files: external links, external storage, virtual datasets. A file can
             name any file that this process can read, so only for files from somebody trusted.
-        binary: fields of strings that are given as bytes, without NULs at the end: text in other encodings than UTF-8,
-            or images. By their names in the file.
+        binary: fields of strings, or lists of these, that are given as bytes, without NULs at the end: text in other
+            encodings than UTF-8, or images. By their names in the file.
         max_record_nbytes: larger rows and chunks are refused.
         chunk_cache_nbytes: the most that unpacked chunks of one field take, in each process.
 
