@@ -72,13 +72,15 @@ def _decode(field: Field, parts: Sequence[str], values: np.ndarray) -> Sequence[
         raise _no_text(error) from error
 
 
-def _objects_decoder(field: Field, is_string: bool) -> Callable[[Heap, int, np.ndarray], list[Any]]:
+def _objects_decoder(
+    field: Field, inner: np.dtype[Any], is_string: bool
+) -> Callable[[Heap, int, np.ndarray], list[Any]]:
     """Return what makes values of references to the heap."""
     if field.kind == "text":
         return _texts_of
     if field.kind == "bytes":
         return _unpadded_of if is_string else _bytes_of
-    return partial(_arrays_of, field.dtype)
+    return partial(_arrays_of, inner)
 
 
 def _texts_of(heap: Heap, itemsize: int, references: np.ndarray) -> list[str]:
@@ -97,7 +99,7 @@ def _unpadded_of(heap: Heap, itemsize: int, references: np.ndarray) -> list[byte
     return [one.rstrip(b"\0") for one in heap.take(references, itemsize)]
 
 
-def _arrays_of(dtype: str, heap: Heap, itemsize: int, references: np.ndarray) -> list[np.ndarray]:
+def _arrays_of(dtype: np.dtype[Any], heap: Heap, itemsize: int, references: np.ndarray) -> list[np.ndarray]:
     return [native(np.frombuffer(bytearray(one), dtype)) for one in heap.take(references, itemsize)]
 
 
@@ -133,12 +135,16 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
         return {name: f"{where} {reason}"}
     leaf = _variable(there.dtype) if there.dtype.kind == "O" and len(there.shape) == 1 else None
     if leaf is not None:
-        field, itemsize = leaf
+        field, inner = leaf
         is_string = field.kind == "text"
         field = _as_asked(field, name, file)
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
         if layout.dtype == HEAP_REFERENCE:
-            opened = partial(_open_objects, layout, _objects_decoder(field, is_string), itemsize, file.max_nbytes)
+            decode = _objects_decoder(field, inner, is_string)
+            opened = partial(_open_objects, layout, decode, inner.itemsize, file.max_nbytes)
+        elif not inner.isnative:
+            words = f"holds {inner.str} of variable length, of which h5py swaps no bytes, and only it can read them"
+            return {name: f"{where} {words}"}
         else:
             opened = partial(_open_values, layout, partial(_decode, field, ()))
         return {name: Column(array=layout, field=field, count=layout.count, object_nbytes=file.nbytes, open=opened)}
@@ -220,11 +226,11 @@ def _field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field | str:
     return f"{words} of shape {shape} in each sample" if shape else words
 
 
-def _variable(dtype: np.dtype[Any]) -> tuple[Field, int] | None:
-    """Return the field of values of variable length, and the bytes of an element; None for another type."""
+def _variable(dtype: np.dtype[Any]) -> tuple[Field, np.dtype[Any]] | None:
+    """Return the field of values of variable length, and the type of an element; None for another type."""
     h5py = need("h5py", "hdf5")
     if h5py.check_string_dtype(dtype) is not None:
-        return Field("text"), 1
+        return Field("text"), np.dtype(np.uint8)
     inner = h5py.check_vlen_dtype(dtype)
     if inner is None:
         return None
@@ -232,8 +238,8 @@ def _variable(dtype: np.dtype[Any]) -> tuple[Field, int] | None:
     if inner.shape or inner.newbyteorder("=").name not in DTYPES:
         return None
     if inner == np.uint8:
-        return Field("bytes"), 1
-    return Field("array", inner.newbyteorder("=").name, (None,)), inner.itemsize
+        return Field("bytes"), inner
+    return Field("array", inner.newbyteorder("=").name, (None,)), inner
 
 
 def _is_on_heap(dataset: Any) -> bool:
@@ -244,10 +250,7 @@ def _is_on_heap(dataset: Any) -> bool:
     if h5py.check_string_dtype(dataset.dtype) is not None:
         return True
     inner = h5py.check_vlen_dtype(dataset.dtype)
-    return bool(
-        np.dtype(inner).isnative
-        and h5py.h5t.py_create(np.dtype(inner), logical=True) == dataset.id.get_type().get_super()
-    )
+    return bool(h5py.h5t.py_create(np.dtype(inner), logical=True) == dataset.id.get_type().get_super())
 
 
 def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
