@@ -899,6 +899,9 @@ def test_integers_that_netcdf_marks_unsigned_are_unsigned(
         ({"_Unsigned": "true"}, {}, r"1\.h5 is int8, and that of .*0\.h5 uint8 \(_Unsigned=true\)"),
         ({"_FillValue": np.int8(-1)}, {"_FillValue": np.int8(0)}, "int8 ._FillValue=0.*int8 ._FillValue=-1"),
         ({}, {"_FillValue": np.int8(0)}, "int8 ._FillValue=0"),
+        ({}, {"missing_value": np.int8(0)}, "int8 .missing_value=0"),
+        ({"missing_value": np.int8(1)}, {"missing_value": np.int8(0)}, "missing_value=0.*missing_value=1"),
+        ({"units": np.bytes_(b"\xb0C")}, {"units": b"\xb0F"}, r"units=\?F.*units=\ufffdC"),
     ],
 )
 def test_files_of_other_signs_or_fill_values_are_not_mixed(
@@ -913,7 +916,7 @@ def test_files_of_other_signs_or_fill_values_are_not_mixed(
 
 
 def test_files_with_and_without_nan_as_the_fill_value_are_alike(tmp_path: Path) -> None:
-    for number, attributes in enumerate(({"_FillValue": np.float32("nan")}, {})):
+    for number, attributes in enumerate(({"_FillValue": np.float32("nan"), "missing_value": 1.0}, {})):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"] = np.zeros(3, "f4")
             file["x"].attrs.update(attributes)

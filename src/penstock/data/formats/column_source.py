@@ -33,7 +33,7 @@ _SPAN_NBYTES = 1 << 19
 
 _MAX_RUNS = 1 << 24
 _MAX_OPEN = 128
-_STATED = "units", "calendar", "scale_factor", "add_offset", "_FillValue", "_Unsigned"
+_STATED = "units", "calendar", "scale_factor", "add_offset", "_Unsigned"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -270,30 +270,34 @@ class ColumnSource(Source):
 def stated_field(field: Field, attributes: Mapping[str, Any]) -> Field:
     """Return the field of an array of numbers with what its attributes say of them, in netCDF's conventions.
 
-    Integers whose `_Unsigned` is "true" are unsigned, as netCDF4-python reads them: netCDF-3 has no such types.
+    Integers whose `_Unsigned` is "true" are unsigned, as netCDF4-python reads them: netCDF-3 has no such types. What is
+    missing is `_FillValue`, or without it what older files say, `missing_value`.
 
     >>> stated_field(Field("number", "int8"), {"units": b"K", "scale_factor": np.array([0.5]), "title": "t"}).words()
     'int8 (units=K, scale_factor=0.5)'
     >>> stated_field(Field("array", ">i2", (3,)), {"_Unsigned": "true", "_FillValue": np.int16(-1)}).words()
     'uint16[3] (_FillValue=65535, _Unsigned=true)'
     """
-    stated = {name: _stated(attributes[name]) for name in _STATED if name in attributes}
+    fill = "_FillValue" if "_FillValue" in attributes else "missing_value"
+    stated = {name: _stated(attributes[name]) for name in (*_STATED, fill) if name in attributes}
     is_unsigned = str(stated.pop("_Unsigned", "")).lower() == "true"
     dtype = np.dtype(field.dtype)
     if dtype.kind == "i" and is_unsigned:
         field = replace(field, dtype=f"uint{8 * dtype.itemsize}")
-        if isinstance(stated.get("_FillValue"), int):
-            stated["_FillValue"] %= 1 << 8 * dtype.itemsize
+        if isinstance(stated.get(fill), int):
+            stated[fill] %= 1 << 8 * dtype.itemsize
         stated["_Unsigned"] = "true"
-    if dtype.kind == "f" and "_FillValue" in stated:
-        stated["_FillValue"] = _float(stated["_FillValue"])
-        if stated["_FillValue"] != stated["_FillValue"]:  # a NaN is missing whatever the file says
-            del stated["_FillValue"]
+    if dtype.kind == "f" and fill in stated:
+        stated[fill] = _float(stated[fill])
+        if stated[fill] != stated[fill]:  # a NaN is missing whatever the file says
+            del stated[fill]
     return replace(field, unit=", ".join(f"{name}={str(value)[:200]}" for name, value in stated.items()))
 
 
 def _stated(value: Any) -> Any:
     first = next(iter(np.asarray(value).reshape(-1)[:1].tolist()), "")
+    if isinstance(first, str):  # h5py gives surrogates for what is no UTF-8
+        first = first.encode(errors="replace")
     return first.decode(errors="replace") if isinstance(first, bytes) else first
 
 
