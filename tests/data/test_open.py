@@ -338,3 +338,26 @@ def test_a_pointer_of_git_lfs_is_no_encoded_image_and_no_database(tmp_path: Path
     for path, fields in ((tmp_path / "a.jpg", ["encoded"]), (tmp_path, None)):
         with pytest.raises(SourceError, match="is a pointer of Git LFS"):
             list(penstock.open(path, fields=fields))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"],
+        ["a/train.jsonl", "a/Val.jsonl"],
+        ["x-train2017/dev.jsonl", "x-test/dev.jsonl"],
+    ],
+)
+def test_a_folder_of_several_splits_is_read_as_one_with_a_warning(tmp_path: Path, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        lines(tmp_path / name, number)
+    with pytest.warns(UserWarning, match=r"several splits, which are read as one: \w+ \(.*\), \w+ \(.*jsonl\)"):
+        assert sorted(read(tmp_path)) == [0, 1]
+    assert read(tmp_path / names[0]) == [0]
+
+
+@pytest.mark.parametrize("names", [["train-0.jsonl", "train-1.jsonl"], ["contest.jsonl", "train.jsonl"]])
+def test_a_folder_of_one_split_is_read_without_a_warning(tmp_path: Path, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        lines(tmp_path / name, number)
+    assert read(tmp_path) == [*range(len(names))]

@@ -15,6 +15,7 @@ from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.formats.arrow import ARROW, PARQUET
 from penstock.data.formats.arrow.folder_catalogs import refuse_table, saved_by_datasets
+from penstock.data.formats.split_names import warn_of_splits
 from penstock.data.storage.storage import Storage, is_remote, walk_files
 
 _MAX_PROBED_FILES = 10_000
@@ -129,6 +130,8 @@ def _paths_in_folder(path: str, format: Format, storage: Storage, *, is_named: b
         entries = saved_by_datasets(path, files, entries, storage)
     if not entries:
         raise SourceError(f"the folder {path} holds no {format.name}")
+    start = len(os.path.join(path, ""))
+    warn_of_splits(path, (entry[start:] for entry in entries), "which are read as one")
     return entries
 
 

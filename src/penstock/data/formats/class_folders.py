@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.urls import without_query
+from penstock.data.formats.split_names import warn_of_splits
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.storage import Storage, is_remote, walk_folders
 
@@ -86,6 +87,8 @@ class ClassFolders:
         has_labels = has_classes if labels is None else labels
         if has_labels:
             self.classes = tuple(sorted({name for one in found for name in one if name}))
+            if labels is None:
+                warn_of_splits(folders[0], self.classes, "which are taken for classes")
             numbers = {name: number for number, name in enumerate(self.classes)}
             counts = [(numbers[name], len(files)) for one in found for name, files in sorted(one.items()) if name]
             self.labels = np.repeat(*np.array(counts, np.int32).reshape(-1, 2).T).astype(np.int32)
