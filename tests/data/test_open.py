@@ -254,12 +254,13 @@ def test_a_given_format_reads_files_without_a_known_suffix_in_a_folder(tmp_path:
     assert read(tmp_path, format="jsonl") == [6]  # its own suffix says more
 
 
-def test_a_given_format_knows_the_shards_of_tensorflow(tmp_path: Path) -> None:
+def test_shards_of_tensorflow_are_known_by_the_suffix_before_their_number(tmp_path: Path) -> None:
     for shard in (0, 1):
         write_samples(tmp_path / f"{shard}.tfrecord", [{"x": np.int64(shard)}])
         (tmp_path / f"{shard}.tfrecord").rename(tmp_path / f"x.tfrecord-0000{shard}-of-00002")
     (tmp_path / "features.json").write_text("{}")
-    assert read(tmp_path, format="tfrecord") == [0, 1]
+    assert read(tmp_path) == read(tmp_path, format="tfrecord") == read(f"{tmp_path}/x.tfrecord-*") == [0, 1]
+    assert read(tmp_path / "x.tfrecord-00001-of-00002") == [1]
 
 
 @pytest.mark.parametrize("options", [{}, {"format": "parquet"}])

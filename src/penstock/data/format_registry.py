@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from penstock.core.errors import SourceError
 from penstock.core.urls import without_query
 from penstock.data.format import Format
@@ -34,6 +36,9 @@ FORMATS: tuple[Format, ...] = (
 )
 """All formats, in the order in which messages list them. Their suffixes differ."""
 
+_SHARD = re.compile(r"-\d{5,}-of-\d{5,}$")
+"""What TensorFlow's writers add to the names of files: x.tfrecord-00000-of-00008."""
+
 
 def format_named(name: str) -> Format:
     """Return the format with this name.
@@ -52,8 +57,8 @@ def format_of_path(path: str) -> Format | None:
 
     >>> format_of_path("s3://bucket/train-000.tar").name, format_of_path("train.txt")
     ('tar', None)
-    >>> format_of_path("https://host/a.parquet?signature=x").name
-    'parquet'
+    >>> format_of_path("https://host/a.parquet?signature=x").name, format_of_path("a.tfrecord-00000-of-00008").name
+    ('parquet', 'tfrecord')
     """
-    lower = without_query(path).rstrip("/").lower()
+    lower = _SHARD.sub("", without_query(path).rstrip("/").lower())
     return next((format for format in FORMATS if lower.endswith(format.suffixes)), None)

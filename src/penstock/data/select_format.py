@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -20,9 +19,6 @@ from penstock.data.storage.storage import Storage, is_remote, walk_files
 
 _MAX_PROBED_FILES = 10_000
 """Of a local folder whose format is guessed."""
-
-_SHARD = re.compile(r"-\d{5,}-of-\d{5,}$")
-"""What TensorFlow's writers add to the names of files: x.tfrecord-00000-of-00008."""
 
 
 def select_format(
@@ -140,7 +136,7 @@ def _files_of_format(path: str, files: list[str], format: Format, *, is_named: b
     entries = _data_sets(path, files)
     if not is_named or format.folder_markers:
         return [entry for entry in entries if format_of_path(entry) is format]
-    found = [entry for entry in entries if format_of_path(_SHARD.sub("", entry)) is format]
+    found = [entry for entry in entries if format_of_path(entry) is format]
     return found or [one for one in entries if format_of_path(one) is None and not _is_bookkeeping(path, one)]
 
 
