@@ -120,6 +120,21 @@ def test_local_wildcards_and_folders(tmp_path: Path) -> None:
         Storage().expand(tmp_path / "*.tar")
 
 
+def test_two_stars_are_folders_of_any_depth_and_each_file_comes_once(tmp_path: Path) -> None:
+    for name in ("a.txt", "b/c.txt", "b/d/e.txt", ".git/f.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "b" / "circle").symlink_to(tmp_path)
+
+    def expand(pattern: str) -> list[str]:
+        return [os.path.relpath(path, tmp_path) for path in Storage().expand(tmp_path / pattern)]
+
+    assert expand("**/*.txt") == ["a.txt", "b/c.txt", "b/d/e.txt"]
+    assert expand("**") == ["."]
+    assert expand("**/*") == expand("*") == ["a.txt", "b"]
+    assert expand(".*/*") == [".git/f.txt"]
+
+
 def test_a_file_url_is_a_path(tmp_path: Path) -> None:
     path = tmp_path / "a b.txt"
     path.write_bytes(b"text")
@@ -148,6 +163,7 @@ def test_wildcards_and_folders_in_s3(s3: Proxy) -> None:
     assert QUICK.expand("s3://bucket/train/?.txt") == numbered
     assert QUICK.list("s3://bucket/train/") == [*numbered, "s3://bucket/train/more/what?.txt"]
     assert QUICK.list("s3://bucket/train") == QUICK.list("s3://bucket/train/")
+    assert QUICK.expand("s3://bucket/train/*") == [*numbered, "s3://bucket/train/more"]
     with pytest.raises(SourceError, match="there is no file"):
         QUICK.expand("s3://bucket/nothing/*.txt")
 
@@ -155,12 +171,15 @@ def test_wildcards_and_folders_in_s3(s3: Proxy) -> None:
 def test_wildcards_and_folders_of_a_web_server(http: Files) -> None:
     found = [f"{http.url}/train/{shard}.txt" for shard in range(SHARDS)]
     assert QUICK.expand(f"{http.url}/train/*.txt") == found
+    assert QUICK.expand(f"{http.url}/*") == [f"{http.url}/train/"]
     assert QUICK.list(f"{http.url}/train/") == found
 
 
 def test_wildcards_and_folders_in_memory() -> None:
     memory = fsspec.filesystem("memory")
-    memory.pipe({"/train/a.txt": b"a", "/train/b.txt": b"b"})
+    memory.pipe({"/train/a.txt": b"a", "/train/b.txt": b"b", "/train/.c/d.txt": b"d"})
+    assert Storage().expand("memory://train/**/*.txt") == ["memory://train/a.txt", "memory://train/b.txt"]
+    assert Storage().expand("memory://train/**") == ["memory://train"]
     assert Storage().expand("memory://train/*.txt") == ["memory://train/a.txt", "memory://train/b.txt"]
     assert Storage().list("memory://train") == ["memory://train/a.txt", "memory://train/b.txt"]
     assert Storage().nbytes("memory://train/a.txt") == 1

@@ -114,10 +114,11 @@ class Backend:
     async def find(self, url: str, known: ListedFolders) -> list[ListedFile]:
         """Return all files below a folder, sorted. `known` is of this listing's earlier attempts."""
         with known.in_use():
-            return [(found, 0, "") for found in self._urls(url, await self._call(url, "find", self._path(url)))]
+            urls = self._urls(url, await self._call(url, "find", self._path(url)))
+        return [(found, 0, "") for found in urls if not found.endswith("/")]
 
     async def glob(self, url: str, known: ListedFolders) -> list[str]:
-        """Return the URLs that match a pattern, sorted; `known` as for `find`."""
+        """Return the URLs that match a pattern, sorted, folders among them; `known` as for `find`."""
         with known.in_use():
             return self._urls(url, await self._call(url, "glob", self._path(url)))
 
@@ -157,7 +158,7 @@ class Backend:
     def _urls(self, url: str, names: Iterable[str]) -> list[str]:
         scheme = url.partition("://")[0]
         found = (name if "://" in name else f"{scheme}://{name.removeprefix('/')}" for name in names)
-        return sorted(name for name in found if not name.endswith("/"))
+        return sorted(found)
 
     async def _call(self, url: str, name: str, *arguments: Any, **options: Any) -> Any:
         with self._translate_errors(url):

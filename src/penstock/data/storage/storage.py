@@ -87,7 +87,9 @@ class Storage:
     def expand(self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
         """Return the files that `path` stands for: braces ({000..127}, {train,val}) and wildcards are expanded.
 
-        Paths made from braces are not looked up: a remote file that does not exist raises when it is opened.
+        ** stands for folders of any depth. Names that begin with a dot are matched by a dot alone, and what lies in a
+        folder that is matched too is that folder's. Paths made from braces are not looked up: a remote file that does
+        not exist raises when it is opened.
 
         Raises:
             SourceError: there is no such file.
@@ -101,11 +103,11 @@ class Storage:
         found: list[str] = []
         for one in map(strip_file_scheme, expand_braces(os.fspath(path))):
             if is_remote(one):
-                found += self._listed("glob", one) if _has_wildcards(one) else [one]
+                found += _outermost(one, self._listed("glob", one)) if _has_wildcards(one) else [one]
             elif not re.search(r"[*?\[]", one) or os.path.lexists(one):
                 found.append(one)
             else:
-                found += sorted(glob.glob(one))
+                found += _outermost(one, sorted(glob.glob(one, recursive=True)))
         if not found:
             raise SourceError(f"there is no file {os.fspath(path)!r}")
         return found
@@ -286,6 +288,27 @@ def _keep(cache: DiskCache, name: str, data: bytes) -> None:
 def _check_iterable(paths: object) -> None:
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         raise OptionError(f"{paths!r} is neither a path nor several; a path is a str or a pathlib.Path")
+
+
+def _outermost(pattern: str, matches: Sequence[str]) -> list[str]:
+    """Return what a pattern matches, without what is hidden, lies in another match, or came by a circle of links.
+
+    >>> _outermost("s3://b/**", ["s3://b/.a/c", "s3://b/x-1.csv", "s3://b/x/", "s3://b/x/1.csv"])
+    ['s3://b/x-1.csv', 's3://b/x/']
+    """
+    shown = [one for one in matches if "/." not in one or "/." in pattern]
+    there = {one.rstrip("/") for one in shown}
+    outermost = [one for one in shown if there.isdisjoint(_folders_above(one.rstrip("/")))]
+    if "**" not in pattern or is_remote(pattern):
+        return outermost
+    folders = {folder: _folders_above(f"{os.path.abspath(folder)}/") for folder in map(os.path.dirname, outermost)}
+    circles = {folder for folder, above in folders.items() if len({*map(os.path.realpath, above)}) < len(above)}
+    return [one for one in outermost if os.path.dirname(one) not in circles]
+
+
+def _folders_above(path: str) -> list[str]:
+    """Return the folders that a path, which may end on a slash, is in; with "a/b/" it is in "a/b"."""
+    return [path[:at] for at, letter in enumerate(path) if letter == "/" and at]
 
 
 def _local_version(path: str) -> FileVersion:
