@@ -7,17 +7,15 @@ a column are integers, else as text; `__HIVE_DEFAULT_PARTITION__` is null.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from penstock.core.errors import SourceError
 from penstock.data.formats.arrow.columns import Column
 from penstock.data.formats.arrow.types import Leaf, leaves
+from penstock.data.formats.partition_names import partition_values
 from penstock.data.optional import need
-from penstock.data.schema import Selection
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -33,16 +31,6 @@ class PartitionLeaf(Leaf):
         """Return the value as often as a record batch has rows."""
         pa = need("pyarrow", "parquet")
         return self.make(pa.repeat(pa.scalar(self.value, self.type), batch.num_rows))
-
-
-def partition_values(path: str) -> dict[str, str]:
-    """Return the columns that the names of a file's folders state.
-
-    >>> partition_values("s3://bucket/year=2026/label=hot%20dog/a=1.parquet")
-    {'year': '2026', 'label': 'hot dog'}
-    """
-    pairs = (name.partition("=") for name in path.split("/")[:-1])
-    return {unquote(key): unquote(value) for key, equals, value in pairs if key and equals}
 
 
 def partition_leaves(paths: Sequence[str], names: Iterable[str]) -> list[dict[str, PartitionLeaf]]:
@@ -72,23 +60,3 @@ def _leaf(name: str, type: str) -> Leaf:
     leaf = leaves(pa.schema([(name, pa.type_for_alias(type))]))[name]
     assert isinstance(leaf, Leaf)
     return leaf
-
-
-def check_left_out(paths: Sequence[str], columns: Iterable[str], fields: Selection) -> None:
-    """Warn of partitions that tell files apart and are no field; `columns` are those of the files, and those asked for.
-
-    Raises:
-        SourceError: such a partition is among the fields that are asked for.
-    """
-    stated = [partition_values(path) for path in dict.fromkeys(path.rpartition("/")[0] + "/" for path in paths)]
-    names = dict.fromkeys(name for one in stated for name in one)
-    left_out = [name for name in names if name not in columns and len({one.get(name) for one in stated}) > 1]
-    if not left_out:
-        return
-    what = f"the folders of {paths[0]} and others state {', '.join(map(repr, left_out))}, which the files do not hold"
-    if fields.chosen is None:
-        warnings.warn(
-            f"left out: {what}; pass partitions={left_out!r} to read it, or fields= to do without it", stacklevel=2
-        )
-    elif wanted := [name for _, name in fields.chosen if name in left_out]:
-        raise SourceError(f"there is no field {wanted[0]!r}: {what}; pass partitions={wanted!r} to read it")

@@ -22,8 +22,9 @@ from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
 from penstock.data.formats.arrow.null_values import null_values
-from penstock.data.formats.arrow.partitions import PartitionLeaf, check_left_out, partition_leaves
+from penstock.data.formats.arrow.partitions import PartitionLeaf, partition_leaves
 from penstock.data.formats.arrow.types import UNTYPED, Leaf, leaves, merged
+from penstock.data.formats.partition_names import check_left_out
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
@@ -117,7 +118,8 @@ class TableSource(Source):
         if min(groups, default=0) < 0 or sum(groups) > _MOST_ROWS:
             spans = f"in groups of {min(groups)} to {max(groups)}"
             raise SourceError(f"{self.where}: it states {sum(groups)} rows, {spans}")
-        check_left_out(self._paths, {*schemas[0].names, *partitions}, fields)
+        there = {*schemas[0].names, *partitions}
+        check_left_out(self._paths, lambda: there, fields, "pass partitions={} to read it")
         self._leaves = resolve_fields(self._paths, schemas, fields, objects, partitions)
         self._names = tuple(self._leaves[0])
         self._fields = {name: leaf.field for name, leaf in self._leaves[0].items()}

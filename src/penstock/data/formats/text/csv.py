@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.partition_names import check_left_out
 from penstock.data.formats.text.csv_records import CsvRecords
 from penstock.data.formats.text.csv_types import BOOLS, probe_files, type_of_column
 from penstock.data.formats.text.lines import LONGEST, blocks
@@ -81,6 +82,7 @@ def open_files(
             raise SourceError(f"{files[0].path} has no column {name!r}; it has {', '.join(map(repr, names))}")
         if kind not in (*_KINDS, *_FLOATS):
             raise OptionError(f"dtypes[{name!r}] is {kind!r}; it has to be one of {', '.join((*_KINDS, *_FLOATS))}")
+    check_left_out(paths, lambda: names, fields, "open each folder alone, to add {} by map()")
     places = {name: names.index(there) for name, there in fields.names(names, files[0].path).items()}
     columns = [(name, place, type_of_column(files, place, dtypes or {})) for name, place in places.items()]
     return CsvStream(paths, open_records, _Columns(names, columns, has_header=header is None), errors)

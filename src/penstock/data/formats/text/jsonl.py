@@ -29,7 +29,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.partition_names import check_left_out
 from penstock.data.formats.text.json_objects import parse_object, quick_object
 from penstock.data.formats.text.lines import LONGEST, blocks
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
@@ -79,9 +80,11 @@ def open_files(
         OptionError: a dtype is unknown, or `index` is set for a gzipped file.
     """
     lines = _LineParser(fields, dtypes or {}, max_record_nbytes)
-    if index:
-        return IndexedJsonLines([storage.local(path) for path in paths], lines)
-    return JsonLinesStream(paths, storage, lines, errors)
+    stream = JsonLinesStream(paths, storage, lines, errors)
+    if fields.chosen is None:
+        with suppress(SourceError):  # a broken first line is an error when it is read
+            check_left_out(paths, lambda: stream.schema, fields, "open each folder alone, to add {} by map()")
+    return IndexedJsonLines([storage.local(path) for path in paths], lines) if index else stream
 
 
 class JsonLinesStream(Stream):
