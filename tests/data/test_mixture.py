@@ -638,6 +638,7 @@ def test_index_and_options_are_checked() -> None:
     ):
         with pytest.raises(OptionError, match=words):
             penstock.mix(sources, **options)  # type: ignore[arg-type]
-    for epoch, words in ((-1, "0 or more"), (1 << 63, "at most 9223372036854775807"), (1.5, "whole number")):
-        with pytest.raises(OptionError, match=words):
-            one.set_epoch(epoch)  # type: ignore[arg-type]
+    for epoch in (-1, 1 << 63, 1.5, "1", None):
+        for counted in (one, Numbers(0, 3).stream(), penstock.DataLoader(one)):
+            with pytest.raises(OptionError, match=r"an epoch is a whole number of 0 or more, and at most 4611.*, not"):
+                counted.set_epoch(epoch)  # type: ignore[attr-defined]

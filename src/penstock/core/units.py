@@ -1,4 +1,4 @@
-"""Sizes in bytes, as text and from text."""
+"""Numbers that programs pass: sizes in bytes, as text and from text, and epochs."""
 
 import operator
 import re
@@ -8,6 +8,9 @@ from penstock.core.errors import OptionError
 
 _UNITS = {"": 0, "B": 0, "KIB": 10, "MIB": 20, "GIB": 30, "TIB": 40}
 _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+_LAST_EPOCH = 1 << 62
+"""What counts on from there fits into the memory that processes share."""
 
 
 def size_text(nbytes: int) -> str:
@@ -58,3 +61,21 @@ def _parse_size(text: str) -> int:
     if found is None or unit not in {*_UNITS, *_DECIMAL}:
         raise ValueError(text)
     return int(float(found[1]) * (_DECIMAL.get(unit) or 1 << _UNITS[unit]))
+
+
+def to_epoch(epoch: Any) -> int:
+    """Return the number of an epoch.
+
+    Raises:
+        OptionError: it is no whole number, negative, or too large.
+
+    >>> to_epoch(3)
+    3
+    """
+    try:
+        number = operator.index(epoch)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= _LAST_EPOCH:
+        raise OptionError(f"an epoch is a whole number of 0 or more, and at most {_LAST_EPOCH}, not {epoch!r}")
+    return number

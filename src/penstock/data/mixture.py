@@ -16,13 +16,11 @@ from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError
 from penstock.core.shared_bytes import SharedBytes, attached_or_new
+from penstock.core.units import to_epoch
 from penstock.data.mixture_order import MixtureOrder, Stop
 from penstock.data.open import open as open_source
 from penstock.data.source import Source
 from penstock.data.storage.object_batch import ObjectRequest
-
-_LAST_EPOCH = (1 << 63) - 1
-"""That fits into the memory which processes share."""
 
 
 def mix(
@@ -296,9 +294,7 @@ class Mixture(Source):
 
         The next pass of penstock's DataLoader is that of this epoch, and it counts on from there.
         """
-        if not 0 <= _whole("an epoch", epoch) <= _LAST_EPOCH:
-            raise OptionError(f"an epoch is 0 or more, and at most {_LAST_EPOCH}, not {epoch}")
-        self._epoch.value = epoch
+        self._epoch.value = to_epoch(epoch)
         self._is_epoch_set = True
 
     def begin_epoch(self, number: int) -> int:

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.units import to_epoch
 from penstock.data.schema import Errors, Sample, Schema, schema_of
 from penstock.data.stream_order import INTERLEAVE, SHUFFLE_BLOCK, PassSpec, ReadOrder, Shard, assign_ranges
 from penstock.data.stream_pass import Position, RecordPass
@@ -116,7 +117,7 @@ class Stream(IterableDataset[Any]):
         Persistent workers increment it themselves. torch's DataLoader does not pass the epoch to workers that are not
         persistent: for a seeded stream, call this before each epoch.
         """
-        self.epoch = epoch
+        self.epoch = to_epoch(epoch)
         self.is_epoch_set = True
 
     def begin_pass(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.errors import OptionError, StateError
 from penstock.core.stop_signals import STOP_SIGNALS
+from penstock.core.units import to_epoch
 from penstock.distributed.stop_requests import StopRequests
 from penstock.loader import dataloader
 from penstock.loader.dataloader import T_co, config_of, runtime_of
@@ -102,10 +103,14 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         pass in which this rank took part in no collective of `torch.distributed`, if the samples are shuffled.
 
         After `load_state_dict` the pass of the state is continued, whatever is set, with a warning if that is another
-        epoch; unless the state has nothing left of a map-style dataset's: then the epoch that is set begins.
+        epoch; unless the state is between two passes, or has nothing left of a map-style dataset's: then the epoch that
+        is set begins.
+
+        Raises:
+            OptionError: it is no whole number, or negative.
         """
         runtime = runtime_of(self)
-        runtime.next_epoch, runtime.is_epoch_set = epoch, True
+        runtime.next_epoch, runtime.is_epoch_set = to_epoch(epoch), True
 
     def stop_requested(self, *, signals: Iterable[int] = STOP_SIGNALS) -> bool:
         """Return whether to save and stop, because a scheduler has sent a signal; call it once after each step.
