@@ -505,6 +505,23 @@ def test_a_loop_that_resumes_counts_on_from_the_epoch_that_its_mixture_was_set_t
         assert (one.epoch, other.epoch) == (epoch, epoch)
 
 
+def test_an_epoch_that_a_mixture_is_set_to_after_a_state_is_begun_or_a_warning_says_that_it_is_not() -> None:
+    (one, first), (other, resumed) = (
+        (each, penstock.DataLoader(each, batch_size=8)) for each in (mixture(stop="never", length=40) for _ in range(2))
+    )
+    batches = iter(first)
+    next(batches)
+    resumed.load_state_dict(first.state_dict())
+    other.set_epoch(4)
+    with pytest.warns(UserWarning, match=r"in the middle of epoch 0, which .* although set_epoch\(4\) was called"):
+        assert numbers(resumed) == numbers(batches)
+    resumed.load_state_dict(first.state_dict())
+    for each in (one, other):
+        each.set_epoch(4)
+    assert numbers(resumed) == numbers(first) == [*other]
+    assert (one.epoch, other.epoch) == (4, 4)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_ends_when_another_has_begun_another_epoch_of_its_mixture(workers: int) -> None:
     one = mixture()

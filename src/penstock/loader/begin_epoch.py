@@ -125,19 +125,24 @@ def _begin_simple(config: LoaderConfig, runtime: LoaderRuntime) -> EpochState:
 
 
 def _following_set_epoch(config: LoaderConfig, runtime: LoaderRuntime) -> Resume | None:
-    """Return where the pass resumes; None where `set_epoch` asks for the one after a pass of which nothing is left.
+    """Return where the pass resumes: at a state's place or, with nothing of its pass left, in the epoch that is set.
 
-    Hugging Face's Trainer does that with a checkpoint that was saved after an epoch's last batch.
+    Hugging Face's Trainer sets the next one after a checkpoint that was saved after an epoch's last batch.
     """
-    resume = runtime.resume
-    if resume is None or not resume.has_begun or not runtime.is_epoch_set or runtime.next_epoch == resume.epoch:
+    resume, wanted = runtime.resume, epoch_of_mixture(config)
+    if wanted is None and runtime.is_epoch_set:
+        wanted = runtime.next_epoch
+    if resume is None or wanted is None or wanted == resume.epoch:
         return resume
+    if not resume.has_begun:
+        of_mixture = resume.stream_epoch is not None and isinstance(config.dataset, Source)
+        return replace(resume, epoch=wanted, stream_epoch=wanted if of_mixture else resume.stream_epoch)
     if resume.start is not None and is_over(config.index_sampler, runtime.order, resume.start):
         return None
     warnings.warn(
         f"the state that was loaded is in the middle of epoch {resume.epoch}, which this pass continues, although "
-        f"set_epoch({runtime.next_epoch}) was called since; call it with {resume.epoch} first, or load no state to "
-        f"begin epoch {runtime.next_epoch}",
+        f"set_epoch({wanted}) was called since; call it with {resume.epoch} first, or load no state to begin epoch "
+        f"{wanted}",
         stacklevel=5,
     )
     return resume
@@ -221,7 +226,7 @@ def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
         return
     if config.is_own_stream and left.stream_epoch is not None and not config.dataset.is_epoch_set:
         config.dataset.set_epoch(left.stream_epoch)
-    if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False) or _epoch_of_mixture(config) is not None:
+    if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False) or epoch_of_mixture(config) is not None:
         return
     runtime.next_epoch = left.number
     if left.handed_out > 1:
@@ -240,14 +245,14 @@ def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     number = runtime.next_epoch if resume is None else resume.epoch
     is_resumed_inside = resume is not None and resume.knows_order
     if resume is None or (resume.stream_epoch is None and not resume.has_begun):
-        of_mixture = _epoch_of_mixture(config)
+        of_mixture = epoch_of_mixture(config)
         number = number if of_mixture is None else of_mixture
     if isinstance(config.sampler, RankSampler) and not is_resumed_inside:
         return config.sampler.begin(number)
     return number
 
 
-def _epoch_of_mixture(config: LoaderConfig) -> int | None:
+def epoch_of_mixture(config: LoaderConfig) -> int | None:
     """Return the epoch to which the program has set the loader's mixture since the last pass, if it has."""
     is_set = config.counts_epochs and isinstance(config.dataset, Source) and config.dataset.is_epoch_set
     return config.dataset.epoch if is_set else None

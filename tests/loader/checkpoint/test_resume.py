@@ -578,6 +578,21 @@ def test_an_epoch_that_is_set_after_a_state_in_the_middle_of_another_is_not_begu
     assert sorted(first + rest) == list(range(10))
 
 
+@pytest.mark.parametrize("passes", [0, 1])
+def test_an_epoch_that_is_set_after_a_state_between_two_passes_begins(passes: int) -> None:
+    def made() -> DataLoader[Any]:
+        return DataLoader(Numbers(10), 3, shuffle=True, seed=0)
+
+    one, other = made(), made()
+    for _ in range(passes):
+        numbers(one)
+    other.load_state_dict(one.state_dict())
+    for loader in (one, other):
+        loader.set_epoch(4)
+    assert numbers(other) == numbers(one)
+    assert numbers(other) == numbers(one)
+
+
 def test_a_batch_that_raised_is_not_handed_out_until_a_later_one_is() -> None:
     class Bad(Numbers):
         def __getitem__(self, index: int) -> int:
