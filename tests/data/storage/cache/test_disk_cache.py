@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -18,12 +19,18 @@ import pytest
 
 from penstock.core.errors import SourceError
 from penstock.data.storage.backend import FileVersion
+from penstock.data.storage.cache import disk_cache
 from penstock.data.storage.cache.cache_fill import CopyingFile
 from penstock.data.storage.cache.disk_cache import DiskCache, copy_name, user_folder
 from penstock.data.storage.cache.partial_copy import PartialCopy
 
 FORK = multiprocessing.get_context("fork")
 BODY = bytes(range(250)) * 4  # 1000 bytes
+
+
+@pytest.fixture(autouse=True)
+def _short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "_COPY", re.compile(r"[a-z]\b|[0-9]{3}$"))
 
 
 @pytest.fixture
@@ -202,6 +209,22 @@ def test_a_number_of_bytes_that_was_not_written_whole_is_counted_again(cache: Di
     for name in "bcd":
         keep_copy(cache, name)
     assert len(names(cache)) == 3, "as many as fit"
+
+
+def test_files_of_others_in_the_folder_are_neither_counted_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    cache = DiskCache(str(tmp_path), 2000)
+    others = [tmp_path / name for name in ("thesis.tex", "film.mkv.part", "0123456789abcdef01234567.log")]
+    for other in others:
+        other.write_bytes(BODY * 2)
+        os.utime(other, (1, 1))
+    copies = [copy_name("s3://bucket/a.tar", FileVersion(1000, version)) for version in "abc"]
+    for name in copies:
+        keep_copy(cache, name)
+    assert [other.read_bytes() for other in others] == [BODY * 2] * 3
+    assert [(tmp_path / name).exists() for name in copies] == [False, False, True]
 
 
 def test_a_copy_that_is_read_is_not_removed(cache: DiskCache) -> None:

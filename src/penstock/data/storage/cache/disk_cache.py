@@ -8,7 +8,8 @@
     leases/               which copies processes need that were given their paths, see `cache_leases`
 
 A process may be killed at any moment. The kernel releases its locks, a copy is renamed only when it is complete and
-on the disk, and the next process that makes a copy removes every .part that nobody has locked.
+on the disk, and the next process that makes a copy removes every KEY-NAME.part that nobody has locked. Files with other
+names are somebody else's.
 
 The folder holds at most `nbytes`, unfinished copies included. Each copy is added to the number in the lock; the files
 are listed when that exceeds `nbytes`, and before a process's first copy. To make room, the least recently used copies
@@ -40,6 +41,8 @@ from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, 
 _PARTIAL = ".part"
 _READING = ".read"
 _LOCK = "lock"
+_COPY = re.compile(r"[0-9a-f]{24}-")
+"""How the name of a copy begins: what else lies in the folder is the user's, and neither counted nor removed."""
 _MAX_NAME = 100
 _SPARE = 32
 """A full cache makes room for this part of it at once: to list its files for each copy takes longer than the copy."""
@@ -212,8 +215,7 @@ class DiskCache:
         return found
 
     def _paths(self) -> list[str]:
-        names = os.listdir(self.folder)
-        return [os.path.join(self.folder, name) for name in names if name not in (_LOCK, cache_leases.FOLDER)]
+        return [os.path.join(self.folder, name) for name in os.listdir(self.folder) if _COPY.match(name)]
 
 
 def _is_complete(path: str, nbytes: int) -> bool:
