@@ -42,7 +42,7 @@ class SharedFrame(pandas.DataFrame):  # type: ignore[misc]
         return (
             self.columns.identical(made.columns)
             and self.index.identical(made.index)
-            and self.attrs == made.attrs
+            and (self.attrs, self.flags) == (made.attrs, made.flags)
             and all(_is_same(self.iloc[:, at], made.iloc[:, at]) for at in range(len(made.columns)))
         )
 
