@@ -271,8 +271,9 @@ def test_a_numbered_set_is_replaced_as_a_whole(tmp_path: Path, tfrecord: Path) -
 def test_a_device_or_pipe_is_never_replaced_nor_a_link_to_one(tmp_path: Path, tfrecord: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "link.csv").symlink_to(tmp_path / "pipe.csv")
+    (tmp_path / "stdout.csv").symlink_to("/proc/self/fd/1")  # as /dev/stdout is
     before = sorted(os.listdir(tmp_path))
-    for name in ("pipe.csv", "link.csv"):
+    for name in ("pipe.csv", "link.csv", "stdout.csv"):
         with pytest.raises(SourceError, match=f"{name} is neither a file nor a folder"):
             convert(tfrecord, tmp_path / name, fields=["y"], overwrite=True, workers=0)
     assert sorted(os.listdir(tmp_path)) == before

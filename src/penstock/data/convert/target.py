@@ -182,7 +182,8 @@ def _named_twice(names: Sequence[str]) -> str:
 
 def _check_replaceable(name: str) -> None:
     """Check that nothing is at a name but a file or a folder, or a link: a device would be gone for all programs."""
-    if os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)):
+    is_descriptor = os.path.islink(name) and os.readlink(name).startswith("/proc/")  # /dev/stdout, whatever it is now
+    if is_descriptor or (os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name))):
         raise SourceError(
             f"{name} is neither a file nor a folder (a device, a pipe), and is not replaced; write elsewhere"
         )
