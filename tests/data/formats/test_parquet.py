@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -28,8 +29,10 @@ from penstock.core.errors import OptionError, RecordError, SourceError, WorkerKi
 from penstock.data.chunks.chunk_shuffle import ChunkShuffle
 from penstock.data.formats.arrow import parquet
 from penstock.data.formats.arrow.parquet import ParquetSource, ParquetWriter, concat_files
+from penstock.data.formats.arrow.partitions import partition_leaves
 from penstock.data.formats.arrow.writer import why_unsupported
-from penstock.data.schema import Field, Sample, Schema, plain, schema_of
+from penstock.data.formats.partition_names import check_left_out
+from penstock.data.schema import Field, Sample, Schema, Selection, plain, schema_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -846,6 +849,13 @@ def test_hive_partitions_are_fields_where_they_are_named(tmp_path: Path) -> None
     assert [*days] == [{"y": one["day"]} for one in want]
     loader = penstock.DataLoader(source, batch_size=None, num_workers=2)
     assert [one["label"] for one in loader] == [one["label"] for one in want]
+
+
+def test_hive_partitions_of_a_web_server_are_named_though_their_urls_quote_them() -> None:
+    urls = [f"https://host/set/label%3D{quote(label)}/a.parquet" for label in ("hot%20dog", "cat")]
+    assert [leaves["label"].value for leaves in partition_leaves(urls, ["label"])] == ["hot dog", "cat"]
+    with pytest.warns(UserWarning, match=r"state 'label'"):
+        check_left_out(urls, lambda: ["x"], Selection.of(None), "do without {}")
 
 
 def test_hive_partitions_that_are_no_fields_of_all_files_are_refused(tmp_path: Path) -> None:

@@ -15,8 +15,11 @@ def partition_values(path: str) -> dict[str, str]:
 
     >>> partition_values("s3://bucket/year=2026/label=hot%20dog/a=1.parquet")
     {'year': '2026', 'label': 'hot dog'}
+    >>> partition_values("https://host/label%3Dhot%2520dog/a.parquet")  # names are quoted once more in a URL
+    {'label': 'hot dog'}
     """
-    pairs = (name.partition("=") for name in path.split("/")[:-1])
+    names = path.split("/")[:-1]
+    pairs = (name.partition("=") for name in (map(unquote, names) if path.startswith("http") else names))
     return {unquote(key): unquote(value) for key, equals, value in pairs if key and equals}
 
 
