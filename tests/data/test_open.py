@@ -376,3 +376,17 @@ def test_hive_partitions_of_text_are_named_as_left_out(tmp_path: Path, suffix: s
     assert read(tmp_path / "set" / "year=2026") == [2026]
     with pytest.raises(SourceError, match="'year'"):
         read(tmp_path / "set", fields=["x", "year"])
+
+
+def test_several_revisions_in_the_cache_of_the_hub_are_refused(tmp_path: Path) -> None:
+    snapshots = tmp_path / "datasets--a--b" / "snapshots"
+    one, other = snapshots / ("0" * 40), snapshots / ("f" * 40)
+    lines(one / "train.jsonl", 1)
+    lines(tmp_path / "datasets--c--d" / "snapshots" / ("1" * 40) / "train.jsonl", 2)
+    assert read(tmp_path) == [1, 2]
+    other.mkdir()
+    (other / "train.jsonl").symlink_to(one / "train.jsonl")
+    for folder in (tmp_path, tmp_path / "datasets--a--b", snapshots):
+        with pytest.raises(SourceError, match=f"several revisions of a repository, .* open one of them, as in {other}"):
+            penstock.open(folder)
+    assert read(other) == [1]

@@ -13,7 +13,7 @@ from penstock.data import format_registry
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.formats.arrow import ARROW, PARQUET
-from penstock.data.formats.arrow.folder_catalogs import refuse_table, saved_by_datasets
+from penstock.data.formats.arrow.folder_catalogs import refuse_revisions, refuse_table, saved_by_datasets
 from penstock.data.formats.split_names import warn_of_splits
 from penstock.data.storage.storage import Storage, is_remote, walk_files
 
@@ -126,6 +126,7 @@ def _paths_in_folder(path: str, format: Format, storage: Storage, *, is_named: b
         entries = saved_by_datasets(path, files, entries, storage)
     if not entries:
         raise SourceError(f"the folder {path} holds no {format.name}")
+    refuse_revisions(path, entries)
     start = len(os.path.join(path, ""))
     warn_of_splits(path, (entry[start:] for entry in entries), "which are read as one")
     return entries
@@ -134,10 +135,10 @@ def _paths_in_folder(path: str, format: Format, storage: Storage, *, is_named: b
 def _files_of_format(path: str, files: list[str], format: Format, *, is_named: bool) -> list[str]:
     """Return the files with a suffix of a format; if none has one and the user names it, those without a known one."""
     entries = _data_sets(path, files)
-    if not is_named or format.folder_markers:
-        return [entry for entry in entries if format_of_path(entry) is format]
     found = [entry for entry in entries if format_of_path(entry) is format]
-    return found or [one for one in entries if format_of_path(one) is None and not _is_bookkeeping(path, one)]
+    if found or not is_named or format.folder_markers:
+        return found
+    return [one for one in entries if format_of_path(one) is None and not _is_bookkeeping(path, one)]
 
 
 def _without_bookkeeping(path: str, entries: list[str]) -> list[str]:

@@ -3,8 +3,9 @@
     Delta Lake, Iceberg, Hudi   have a log of versions, and most Parquet files may be of older ones; refused
     save_to_disk                lists its files in state.json
     load_dataset                has the split in a file's name, and dataset_info.json beside it
+    the Hub's cache             has a folder for each revision of a repository; several are refused
 
-The last two keep results of `map`, `filter` and `shuffle` beside the data, as cache-*.arrow.
+save_to_disk and load_dataset keep results of `map`, `filter` and `shuffle` beside the data, as cache-*.arrow.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ _TABLES = {
 _SHARD = re.compile(r"-\d{5,}-of-\d{5,}\.arrow$")
 """load_dataset's files are NAME-SPLIT.arrow, or NAME-SPLIT-00000-of-00008.arrow."""
 
+_REVISION = re.compile(r"(?P<repository>.*)/snapshots/[0-9a-f]{40}(?=/)")
+"""The cache of the Hub keeps each revision of a repository that it was asked for, with links to the same files."""
+
 _MOST_NAMES = 8
 """In a message."""
 
@@ -65,6 +69,17 @@ def _log_folders(path: str) -> list[str]:
     while "=" in os.path.basename(table):
         table = os.path.dirname(table)
     return [f"{name}/" for name in ("_delta_log", ".hoodie") if os.path.isdir(os.path.join(table, name))]
+
+
+def refuse_revisions(path: str, entries: list[str]) -> None:
+    """Raise SourceError if files of a folder are of several revisions of a repository of Hugging Face's Hub."""
+    revisions: dict[str, str] = {}
+    for match in filter(None, map(_REVISION.match, entries)):
+        if revisions.setdefault(match["repository"], match[0]) != match[0]:
+            raise SourceError(
+                f"{path} is a cache of Hugging Face's Hub with several revisions of a repository, which have most "
+                f"samples in common; open one of them, as in {match[0]}"
+            )
 
 
 def saved_by_datasets(path: str, files: list[str], entries: list[str], storage: Storage) -> list[str]:
