@@ -155,6 +155,17 @@ def test_local_files_that_are_not_there(tmp_path: Path) -> None:
             method(missing)
 
 
+def test_a_pipe_is_refused_as_data_are_read_more_than_once(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"x\n1\n")
+    os.close(writing)
+    os.mkfifo(tmp_path / "a.csv")
+    for path in (f"/dev/fd/{reading}", tmp_path / "a.csv", tmp_path):
+        with pytest.raises(SourceError, match="is a pipe, which is read once"):
+            penstock.open(path, format="csv")
+    os.close(reading)
+
+
 def test_wildcards_and_folders_in_s3(s3: Proxy) -> None:
     s3.plan = FaultPlan(["503", "", "500", "", "cut"])
     numbered = [f"s3://bucket/train/{shard}.txt" for shard in range(SHARDS)]

@@ -17,6 +17,7 @@ import glob
 import io
 import os
 import re
+import stat
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -145,6 +146,11 @@ class Storage:
             file: BinaryIO
             if is_remote(path):
                 file = self._open_version(path, self.file_versions([path])[0], copies=not offset)
+            elif stat.S_ISFIFO(os.stat(path).st_mode):
+                raise SourceError(
+                    f"{path} is a pipe, which is read once, and data are read again: for types, workers and epochs; "
+                    "write it to a file"
+                )
             else:
                 refuse_pointer(path, path)
                 file = open(path, "rb")  # noqa: SIM115
