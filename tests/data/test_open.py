@@ -390,3 +390,21 @@ def test_several_revisions_in_the_cache_of_the_hub_are_refused(tmp_path: Path) -
         with pytest.raises(SourceError, match=f"several revisions of a repository, .* open one of them, as in {other}"):
             penstock.open(folder)
     assert read(other) == [1]
+
+
+def test_files_that_one_pattern_matches_have_one_format_and_remotely_the_others_are_folders(tmp_path: Path) -> None:
+    np.arange(40, dtype=np.uint16).tofile(tmp_path / "a.bin")  # to which any other file could be added
+    options = {"length": 4, "dtype": "uint16"}
+    for name, words in (
+        ("vocabulary", "has no known suffix .* pass format="),
+        ("labels.csv", r"is tokens, and .* is csv"),
+    ):
+        (tmp_path / name).write_text("x" * 40)
+        for paths in (f"{tmp_path}/*", [tmp_path / "a.bin", tmp_path / name]):
+            with pytest.raises(SourceError, match=words):
+                penstock.open(paths, **options)
+        (tmp_path / name).unlink()
+    files = fsspec.filesystem("memory")
+    files.pipe({"/one-pattern/a.jsonl": b'{"x": 1}\n', "/one-pattern/b/c.jsonl": b'{"x": 2}\n'})
+    assert read("memory://one-pattern/*") == [1, 2]
+    files.rm("/one-pattern", recursive=True)

@@ -40,15 +40,11 @@ def select_format(
 
 
 def _guess_format_of_all(paths: list[str], storage: Storage) -> tuple[Format, list[str]]:
-    """Return the format of the first path, which all folders have to have, and what to open of them all."""
+    """Return the format of the first path, which all have to have, and what to open of them all."""
     format, files = guess_format(paths[0], storage)
     if format.reads_folder_trees:
         return format, paths
-    has_suffixes = format_of_path(paths[0]) is not None
     for path in paths[1:]:
-        if not _is_folder(path, without_suffix=not has_suffixes and format_of_path(path) is None):
-            files.append(path)
-            continue
         other, found = guess_format(path, storage)
         if other is not format:
             raise SourceError(
