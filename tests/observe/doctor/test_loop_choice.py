@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,14 @@ from sample_sets import Numbered
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.observe.doctor.examine import examine
+from penstock.observe.doctor.probes.time_limit import time_limit
 from penstock.observe.doctor.trial import AS_IS, NO_WORKERS
 from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource
 from penstock.observe.doctor.trials.examined_loop import run_loop
 from penstock.observe.doctor.trials.loader_variant import build_variant
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
-from penstock.observe.doctor.trials.time_budget import TimeBudget
+from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 pytestmark = [
@@ -195,23 +197,34 @@ def test_a_program_that_trains_in_a_thread_is_examined_and_the_thread_ends_witho
     assert (found.error, found.settings.dataset, capsys.readouterr().err) == ("", "Numbered", "")
 
 
-def test_a_thread_that_trains_ends_with_the_program_that_did_not_wait_for_it(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_thread_that_trains_ends_with_its_program_whether_that_waits_for_it_or_not(
+    waits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    threads: list[threading.Thread] = []
+    def train() -> None:
+        model = torch.nn.Linear(3, 1)
+        for images, _ in DataLoader(Numbered(1 << 20, (3,)), batch_size=4):
+            model(images).sum().backward()
+            if passed:
+                time.sleep(0.6)  # an alarm comes meanwhile: raised in `join`, it would make the thread look ended
 
     def program() -> None:
-        threads.append(threading.Thread(target=_train(lambda loader: has_begun.set())))
-        threads[0].start()
-        has_begun.wait()
+        thread.start()
         while scheduler.batches_requested < 3:
             time.sleep(0.01)
+        if waits:
+            passed.append(1e9)
+            thread.join()
 
-    has_begun = threading.Event()
-    scheduler = TrialScheduler(lambda loader, has_step: [BatchSource(AS_IS, lambda: loader)], seconds=60.0)
-    run_loop(program, scheduler)
+    passed: list[float] = []
+    thread = threading.Thread(target=train)
+    scheduler = TrialScheduler(
+        lambda loader, has_step: [BatchSource(AS_IS, lambda: loader)], 60.0, lambda: time.perf_counter() + sum(passed)
+    )
+    with contextlib.suppress(TrialsDoneError), time_limit(60.0, TimeoutError, scheduler.tick):
+        run_loop(program, scheduler)
     scheduler.close()
-    assert not threads[0].is_alive()
+    assert not thread.is_alive()
     assert capsys.readouterr().err == ""
 
 

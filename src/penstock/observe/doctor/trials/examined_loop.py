@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from penstock.core.errors import OptionError
 from penstock.observe.doctor.trials.collected_epochs import EpochCollectedError
 from penstock.observe.doctor.trials.program_loops import patch_iteration
-from penstock.observe.doctor.trials.time_budget import quiet_in_threads
+from penstock.observe.doctor.trials.time_budget import TrialsDoneError, quiet_in_threads
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 
@@ -51,6 +51,8 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
         if scheduler.later_epochs is not None and scheduler.later_epochs.is_running:
             scheduler.later_epochs.has_ended = True
             return
+        if scheduler.is_over and not _is_loop(returned):
+            raise TrialsDoneError
         if scheduler.loader is None and scheduler.without_loader.began_at is not None and not _is_loop(returned):
             return
         if not _is_loop(returned):

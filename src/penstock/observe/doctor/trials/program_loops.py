@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,8 +64,8 @@ class _ProgramIterator:
         scheduler = self._scheduler
         if self._is_over:
             raise StopIteration
-        if scheduler.has_ended and threading.current_thread() is scheduler.looping_thread:
-            scheduler.step_calls.leave()  # which this thread has entered
+        if scheduler.ends_thread:
+            scheduler.step_calls.leave()  # in the thread that has entered it
             raise TrialsDoneError
         if self._batches is not scheduler:
             dataset, length = type(self._loader.dataset).__name__, length_of(self._loader) or 0

@@ -88,8 +88,8 @@ class TrialScheduler:
         """Returns the iterator that began the examined loop; None when it is gone, or the loop may begin again."""
         self.looping_thread = threading.current_thread()
         """The thread of the program whose loop is examined."""
-        self.has_ended = False
-        """Whether the program is over, which may have waited for that thread when the time was."""
+        self._over_at: float | None = None
+        self._has_returned = False
         self.is_cycled = False
         self.collected_at = ""
         """The line of a program that takes all batches of an epoch at once: its loader is examined alone."""
@@ -263,7 +263,7 @@ class TrialScheduler:
     def reset(self) -> None:
         """Forget the loop that was examined: another one is to be."""
         self.close()
-        self.has_ended, self.looping_thread = False, threading.current_thread()
+        self._over_at, self._has_returned, self.looping_thread = None, False, threading.current_thread()
         self._session = self.later_epochs = self._examined_by = None
         self.step_calls, self.activity = StepCallRecorder(), WorkerActivityProbe()
         self.accepts_any = False
@@ -297,11 +297,42 @@ class TrialScheduler:
     def tick(self) -> None:
         """Check that the loop ends in time and does not hang; called by an alarm, between any two instructions.
 
+        A thread that loops ends itself, and then what waits for it: one whose `join` is interrupted counts as stopped,
+        for Python until 3.12, while it runs (bpo-45274).
+
         Raises:
             TrialsDoneError: the time is over, or the workers hang.
         """
-        if self.has_ended:
+        if self.looping_thread is threading.current_thread():
+            self._check_time()
+        elif self._has_returned:
             return
+        elif self._over_at is None:
+            try:
+                self._check_time()
+            except TrialsDoneError:
+                self._over_at = self._clock()
+        elif self._clock() > self._over_at + _THREAD_S:
+            raise TrialsDoneError
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over, and a thread of the program that loops ends when it requests the next batch."""
+        return self._over_at is not None
+
+    @property
+    def ends_thread(self) -> bool:
+        """Whether this thread is one of the program that loops, and is to end."""
+        is_ending = self.is_over or self._has_returned
+        return is_ending and threading.current_thread() is self.looping_thread
+
+    def end_thread(self) -> None:
+        """End a thread that loops after the program has returned, and wait for that."""
+        if self.looping_thread is not threading.current_thread():
+            self._has_returned = True
+            self.looping_thread.join(_THREAD_S)
+
+    def _check_time(self) -> None:
         if self.later_epochs is not None and self.later_epochs.is_running:
             self.later_epochs.tick()
         elif self._session is not None:
@@ -320,12 +351,6 @@ class TrialScheduler:
         """Note that the program does something else than the examined loop, such as a validation."""
         if self._session is not None:
             self._session.interrupt()
-
-    def end_thread(self) -> None:
-        """End the thread that loops when it requests the next batch, if it is not this one, and wait for that."""
-        self.has_ended = True
-        if self.looping_thread is not threading.current_thread():
-            self.looping_thread.join(_THREAD_S)
 
     def trials(self) -> tuple[Trial, ...]:
         """Return what every source has shown."""
