@@ -293,6 +293,20 @@ def test_formats_that_were_before_hdf5_are_named(tmp_path: Path, head: bytes, wo
 # ── which datasets are the fields ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_what_names_call_splits_is_refused_where_one_would_be_left_out(tmp_path: Path, split: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["text_train"], file[f"text_{split}"], file["classes"] = ["a", "b", "c"], ["d", "e"], ["f", "g"]
+    with pytest.raises(SourceError, match=rf"'text_{split}' with 2 rows and 'text_train' with 3 look alike: choose"):
+        reading(tmp_path / "a.h5")
+    with reading(tmp_path / "a.h5", fields=[f"text_{split}"]) as source:
+        assert [*source] == [{f"text_{split}": "d"}, {f"text_{split}": "e"}]
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"], file["y"], file["train_indices"] = np.zeros((3, 2)), np.arange(3), np.arange(2)
+    with reading(tmp_path / "b.h5") as source:
+        assert set(source.schema) == {"x", "y"}
+
+
 def test_fields_are_chosen_renamed_and_found_in_groups(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["train/x"], file["train/y"] = np.zeros((4, 2)), np.arange(4)

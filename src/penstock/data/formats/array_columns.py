@@ -20,6 +20,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues
 from penstock.data.formats.column_source import ArrayLayout, Column
+from penstock.data.formats.split_names import splits_in
 from penstock.data.schema import Field, Sample, Schema, fitted
 
 RAGGED = "penstock_ragged"
@@ -73,9 +74,9 @@ def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int], where:
     sizes = [(nbytes(one["values"] if RAGGED in one.attrs else one), row_count(one)) for one in there.values()]
     _, rows = max(sizes, default=(0, 0))
     same = {name: one for name, one in there.items() if row_count(one) == rows}
-    kinds = {kind: name for name, one in same.items() if (kind := _kind(one)) is not None}
+    kinds = {kind: name for name, one in same.items() if (kind := _kind(name, one)) is not None}
     for name, one in there.items():
-        other = kinds.get(_kind(one) or ((), ""))
+        other = kinds.get(_kind(name, one))
         if name not in same and other is not None:
             raise SourceError(
                 f"{where}: {name!r} with {row_count(one)} rows and {other!r} with {row_count(same[other])} look alike: "
@@ -84,9 +85,9 @@ def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int], where:
     return same
 
 
-def _kind(one: Any) -> tuple[tuple[int, ...], str] | None:
-    """What makes arrays look alike, as x_train and x_test do; of one dimension too many do, as mean and std."""
-    if RAGGED in one.attrs or len(one.shape) < 2:
+def _kind(name: str, one: Any) -> tuple[tuple[int, ...], str] | None:
+    """What makes arrays look alike, as x_train and x_test do; without such names too many of one dimension do."""
+    if RAGGED in one.attrs or (len(one.shape) < 2 and not splits_in([name])):
         return None
     try:
         return tuple(one.shape[1:]), str(one.dtype)
