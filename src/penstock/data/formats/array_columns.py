@@ -76,7 +76,8 @@ def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int], where:
     same = {name: one for name, one in there.items() if row_count(one) == rows}
     kinds = {kind: name for name, one in same.items() if (kind := _kind(name, one)) is not None}
     for name, one in there.items():
-        other = kinds.get(_kind(name, one))
+        kind = _kind(name, one)
+        other = None if kind is None else kinds.get(kind)
         if name not in same and other is not None:
             raise SourceError(
                 f"{where}: {name!r} with {row_count(one)} rows and {other!r} with {row_count(same[other])} look alike: "
