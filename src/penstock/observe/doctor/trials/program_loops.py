@@ -26,7 +26,6 @@ from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
 from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look, users_frames
 from penstock.observe.doctor.trials.other_loops import length_of
-from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 _OTHER_LOOP_BATCHES = 2
@@ -66,7 +65,7 @@ class _ProgramIterator:
             raise StopIteration
         if scheduler.ends_thread:
             scheduler.step_calls.leave()  # in the thread that has entered it
-            raise TrialsDoneError
+            raise SystemExit  # of which no thread gives a traceback, even after Ctrl-C has ended the program
         if self._batches is not scheduler:
             dataset, length = type(self._loader.dataset).__name__, length_of(self._loader) or 0
             scheduler.evaluation_graphs.look(dataset, length, users_frames(sys._getframe(1)), self._handled)

@@ -18,7 +18,7 @@ def quiet_in_threads() -> Iterator[None]:
     report = threading.excepthook
 
     def report_others(ended: threading.ExceptHookArgs) -> None:
-        if not issubclass(ended.exc_type, TrialsDoneError):
+        if not issubclass(ended.exc_type, TrialsDoneError | SystemExit):
             report(ended)
 
     threading.excepthook = report_others
