@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.device import captures, cuda
-from penstock.device.cuda import Cuda
+from penstock.device import captures, cuda, cuda_driver
+from penstock.device.base import Event
+from penstock.device.cuda import DrivenCuda, cuda_device
+from penstock.device.cuda_driver import Contexts
 
 
 class Notes:
@@ -22,6 +24,8 @@ class Notes:
         self.active = active
         self.calls: list[str] = []
         self.recorded: list[int] = []
+        self.events = 0
+        self.current = 100
 
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
         count._obj.value = 4
@@ -41,8 +45,17 @@ class Notes:
         return 0
 
     def cuCtxRecordEvent(self, context: Any, event: Any) -> int:  # noqa: N802
-        self.recorded.append(context.value)
+        self.recorded.append(context)
         return self.refusing.get("cuCtxRecordEvent", 0)
+
+    def cuEventCreate(self, event: Any, flags: int) -> int:  # noqa: N802
+        self.events += 1
+        event._obj.value = 1000 + self.events
+        return 0
+
+    def cuCtxGetCurrent(self, context: Any) -> int:  # noqa: N802
+        context._obj.value = self.current
+        return 0
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -56,10 +69,12 @@ class Notes:
         return call
 
 
-def made(driver: Notes, *, has_fence: bool = True) -> Cuda:
-    device = object.__new__(Cuda)
-    device._driver, device._contexts, device.has_fence = driver, cuda._Contexts(driver), has_fence
-    device._context = device._contexts.of(0)
+def made(driver: Notes, *, has_fence: bool = True) -> DrivenCuda:
+    device = object.__new__(DrivenCuda)
+    device._driver, device._contexts, device.has_fence = driver, Contexts(driver), has_fence
+    context = device._contexts.of(0)
+    assert context is not None
+    device._context, device._side, device.torch_device = context, 7, torch.device("cuda", 0)
     return device
 
 
@@ -109,12 +124,12 @@ def test_every_call_is_made_in_a_mode_that_a_capture_allows() -> None:
             return len(self.calls)
 
         def cuMemHostRegister_v2(self, *_: Any) -> int:  # noqa: N802
-            assert modes == [cuda._RELAXED]
+            assert modes == [cuda_driver.RELAXED]
             return 0
 
     registration = made(Exchanging()).register(page())
     assert registration is not None
-    assert modes == [cuda._RELAXED, 0]
+    assert modes == [cuda_driver.RELAXED, 0]
 
 
 def test_a_fence_is_an_event_of_the_context() -> None:
@@ -144,6 +159,7 @@ def test_a_forked_child_leaves_the_driver_alone(monkeypatch: pytest.MonkeyPatch)
     driver = Notes()
     registration, fence = made(driver).register(page()), made(driver).fence()
     driver.calls.clear()
+    assert registration is not None
     monkeypatch.setattr(cuda.os, "getpid", lambda: -1)
     del registration, fence
     assert driver.calls == []
@@ -165,6 +181,71 @@ def test_fences_and_waits_cover_every_gpu_in_use() -> None:
     driver.calls.clear()
     registration.close()
     assert driver.calls.count("cuCtxSynchronize") == 3
+
+
+# ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def _on_stream_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_raw_stream", lambda _: 5)
+
+
+@pytest.mark.usefixtures("_on_stream_five")
+def test_a_batch_takes_three_records_and_waits_of_one_event_that_is_used_again() -> None:
+    driver, calls = Notes(), []
+    driver.cuEventRecord = lambda event, stream: calls.append(("record", event, stream))  # type: ignore[attr-defined]
+    driver.cuStreamWaitEvent = lambda stream, event, _: calls.append(("wait", event, stream))  # type: ignore[attr-defined]
+    device, memory = made(driver), torch.empty(8, dtype=torch.uint8)
+    driver.cuMemcpyHtoDAsync_v2 = lambda *call: calls.append(("copy", *call))  # type: ignore[attr-defined]
+    for _ in range(3):
+        event: Event = device.record_event()
+        event = device.upload_parts([memory], 4096, [(512, 8)], event)
+        device.wait_event(event)
+        event.close()
+        assert calls == [
+            ("record", 1001, 5), ("wait", 1001, 7), ("copy", memory.data_ptr(), 4608, 8, 7), ("record", 1001, 7),
+            ("wait", 1001, 5),
+        ]  # fmt: skip
+        calls.clear()
+    assert driver.events == 1
+
+
+@pytest.mark.usefixtures("_on_stream_five")
+def test_an_event_that_is_not_over_in_a_thread_without_a_context_is_asked_in_its_own() -> None:
+    driver = Notes(cuEventQuery=201)  # CUDA_ERROR_INVALID_CONTEXT
+    event = made(driver).record_event()
+    answers = iter([201, 600, 201, 0])
+    driver.cuEventQuery = lambda _: next(answers)  # type: ignore[attr-defined]
+    assert not event.query()
+    assert event.query()
+    assert driver.calls.count("cuCtxPushCurrent_v2") == 3
+
+
+@pytest.mark.usefixtures("_on_stream_five")
+def test_an_error_of_the_driver_is_one_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    device = made(Notes(cuEventRecord=700))
+    with pytest.raises(torch.AcceleratorError, match="CUDA driver error: unknown error"):
+        device.record_event()
+
+
+def test_a_device_is_used_as_it_is_only_where_its_context_is_current_and_nothing_is_captured(
+    graph: type[Graph],
+) -> None:
+    driver, capturing = Notes(), graph()
+    device = made(driver)
+    with device.outside_capture():
+        assert driver.calls == []
+    driver.current = 0  # a thread that has not called CUDA
+    with device.outside_capture():
+        assert driver.calls == ["cuCtxPushCurrent_v2"]
+    driver.calls.clear()
+    driver.current = 100
+    capturing.capture_begin()
+    with device.outside_capture():
+        assert driver.calls == ["cuCtxPushCurrent_v2"]
+    capturing.capture_end()
 
 
 class Graph:
@@ -216,7 +297,7 @@ def test_a_capture_that_could_not_begin_or_was_dropped_is_not_waited_for(graph: 
 
 
 def test_a_capture_of_another_library_on_a_blocking_stream_is_seen_by_the_default_stream() -> None:
-    driver = Notes(cuStreamIsCapturing=cuda._CAPTURE_IMPLICIT)
+    driver = Notes(cuStreamIsCapturing=cuda_driver.CAPTURE_IMPLICIT)
     assert made(driver).fence() is None
     assert driver.recorded == []
 
@@ -243,18 +324,19 @@ def test_a_device_that_is_first_used_during_a_capture_records_nothing(
 ) -> None:
     driver, capturing = Notes(), graph()
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(cuda, "_driver", lambda: driver)
-    monkeypatch.setattr(cuda, "_contexts_of", cuda._Contexts)
-    monkeypatch.setattr(Cuda, "_new_stream", lambda _: None)
+    monkeypatch.setattr(cuda, "load", lambda: driver)
+    monkeypatch.setattr(cuda, "contexts_of", Contexts)
+    monkeypatch.setattr(DrivenCuda, "_new_stream", lambda _: object())
+    monkeypatch.setattr(cuda, "_handle_of", lambda _: 7)
     monkeypatch.setattr(cuda, "node_of_pci", lambda _: None)
     capturing.capture_begin()
-    assert Cuda(torch.device("cuda", 0)).has_fence
+    assert cuda_device(torch.device("cuda", 0)).has_fence
     assert driver.recorded == []
     capturing.capture_end()
-    assert Cuda(torch.device("cuda", 0)).has_fence
+    assert cuda_device(torch.device("cuda", 0)).has_fence
     assert driver.recorded == [100]
     driver.refusing["cuCtxRecordEvent"] = 801  # not supported
-    assert not Cuda(torch.device("cuda", 0)).has_fence
+    assert not cuda_device(torch.device("cuda", 0)).has_fence
 
 
 def test_streams_are_made_by_the_driver_and_not_of_torchs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +349,6 @@ def test_streams_are_made_by_the_driver_and_not_of_torchs_pool(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: asked.append(handle) or external)
     monkeypatch.setattr(torch, "Stream", lambda **found: found)
     device = made(driver)
-    device.torch_device = torch.device("cuda", 0)
     assert device._new_stream() == vars(external)  # type: ignore[comparison-overlap]
     assert asked == [77]
 

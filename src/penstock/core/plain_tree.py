@@ -9,9 +9,10 @@ which walks through those in C.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,9 +48,69 @@ def describe(batch: Any) -> tuple[Any, list[torch.Tensor]] | None:
     return (node, tensors) if len(set(seen)) == len(seen) else None
 
 
+class TensorNode(NamedTuple):
+    """A tensor of a description."""
+
+    dtype: torch.dtype
+    elements: int
+    """That lie one after the other in memory."""
+    size: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    """None where they lie in rows, as contiguous tensors do."""
+    requires_grad: bool
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the tensor whose elements are those of `flat`, in one dimension."""
+        return shaped(flat, self.size, self.stride, self.requires_grad)
+
+
+Build = Callable[[Sequence[torch.Tensor]], Any]
+"""Puts a tree together from its tensors, those that have elements, in order."""
+
+
+def compiled(node: Any) -> tuple[list[TensorNode], Build]:
+    """Return the tensors of a description, and what builds its tree of them, again and again.
+
+    >>> node, flat = describe({"x": torch.zeros(2, 2), "y": 5})
+    >>> (tensor,), build = compiled(node)
+    >>> build([tensor.of(flat[0].view(-1))])
+    {'x': tensor([[0., 0.],
+            [0., 0.]]), 'y': 5}
+    """
+    tensors: list[TensorNode] = []
+    return tensors, _build_of(node, tensors)
+
+
 def rebuild(node: Any, memory: Callable[[int, torch.dtype, int], torch.Tensor]) -> Any:
     """Return the tree that `node` describes; `memory` gives that of a tensor by its number, dtype and element count."""
-    return _Builder(memory).build(node)
+    tensors, build = compiled(node)
+    return build([tensor.of(memory(number, tensor.dtype, tensor.elements)) for number, tensor in enumerate(tensors)])
+
+
+def _build_of(node: Any, tensors: list[TensorNode]) -> Build:
+    if type(node) is not tuple:
+        return lambda _: node
+    kind, *parts = node
+    if kind == _TENSOR:
+        dtype, size, stride, count, requires_grad = parts
+        tensors.append(TensorNode(getattr(torch, dtype), count, size, stride, requires_grad))
+        return operator.itemgetter(len(tensors) - 1)
+    if kind == _EMPTY:
+        return lambda _: empty(getattr(torch, parts[0]), *parts[1:])
+    if kind == _AS_IT_IS:
+        value = parts[0]
+        return lambda _: [*value] if type(value) is list else value
+    start, children = len(tensors), parts[-1]
+    builds = [_build_of(child, tensors) for child in children]
+    if len(tensors) - start == len(children) and all(type(build) is operator.itemgetter for build in builds):
+        place = slice(start, len(tensors))  # most batches: a container of nothing but tensors
+        if kind == _DICT:
+            return lambda all_tensors: dict(zip(parts[0], all_tensors[place], strict=True))
+        return lambda all_tensors: list(all_tensors[place]) if kind == _LIST else tuple(all_tensors[place])
+    if kind == _DICT:
+        return lambda all_tensors: {key: build(all_tensors) for key, build in zip(parts[0], builds, strict=True)}
+    made = list if kind == _LIST else tuple
+    return lambda all_tensors: made([build(all_tensors) for build in builds])
 
 
 def _node(value: Any, tensors: list[torch.Tensor], seen: list[int]) -> Any:
@@ -85,33 +146,6 @@ def _tensor_node(tensor: torch.Tensor, tensors: list[torch.Tensor], seen: list[i
     flat, stride = memory_of(tensor)
     tensors.append(flat)
     return _TENSOR, _NAMES[tensor.dtype], size, stride, flat.numel(), tensor.requires_grad
-
-
-class _Builder:
-    def __init__(self, memory: Callable[[int, torch.dtype, int], torch.Tensor]) -> None:
-        self._memory = memory
-        self._number = 0
-
-    def build(self, node: Any) -> Any:
-        if type(node) is not tuple:
-            return node
-        kind, *parts = node
-        if kind == _TENSOR:
-            return self._tensor(*parts)
-        if kind == _LIST:
-            return [*map(self.build, parts[0])]
-        if kind == _TUPLE:
-            return tuple(map(self.build, parts[0]))
-        if kind == _DICT:
-            return dict(zip(parts[0], map(self.build, parts[1]), strict=True))
-        return parts[0] if kind == _AS_IT_IS else empty(getattr(torch, parts[0]), *parts[1:])
-
-    def _tensor(
-        self, dtype: str, size: tuple[int, ...], stride: tuple[int, ...] | None, count: int, requires_grad: bool
-    ) -> torch.Tensor:
-        flat = self._memory(self._number, getattr(torch, dtype), count)
-        self._number += 1
-        return shaped(flat, size, stride, requires_grad)
 
 
 # ── one tensor ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -182,17 +182,15 @@ class LoaderStatistics:
     uploads: int = 0
     """Batches copied to a device (`device=`)."""
 
-    uploads_hidden: int = 0
-    """Those whose copy was done when they were requested."""
+    copy_wait_s: float | None = None
+    """Seconds that the device waited for a batch's copy, the mean of the steps that were timed, one in 64. None before
+    the first of them, and where copies cannot be timed."""
 
     uploading_nbytes: int = 0
     """Device memory of batches copied ahead and not yet returned."""
 
     pinning: str = ""
     """What is page-locked and why, as text; empty without pinning."""
-
-    prefetch: str = ""
-    """How many batches are copied ahead to the device, and the measurement behind it, as text."""
 
     index_digests: tuple[IndexDigest, ...] = ()
     """Digests of the indices handed out: after 1, 2, 4, 8, ... batches, at the end of each pass, and now. 128 at most:

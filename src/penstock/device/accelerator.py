@@ -9,16 +9,36 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from penstock.core.errors import OptionError
-from penstock.device.base import CompletedEvent, CopyPairs, Event, Registration, TensorSpec
+from penstock.device.base import CompletedEvent, CopyPairs, Event, Parts, Registration, TensorSpec, host_parts
 
-_STAGED_NBYTES = 64 << 10
+STAGED_NBYTES = 64 << 10
 """Smaller copies from pageable memory are staged by the driver (CUDA driver API, "API synchronization behavior")."""
+
+
+class TorchEvent:
+    """An event of torch; see `base.Event`."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: torch.Event) -> None:
+        self.event = event
+
+    def query(self) -> bool:
+        """Return whether it has passed."""
+        return bool(self.event.query())
+
+    def synchronize(self) -> None:
+        """Wait until it has passed."""
+        self.event.synchronize()
+
+    def close(self) -> None:
+        """Do nothing: torch keeps its events for use again."""
 
 
 class Accelerator:
@@ -60,7 +80,17 @@ class Accelerator:
         """Return an event on the current stream."""
         if self._up is None:
             return CompletedEvent()
-        event: Event = torch.accelerator.current_stream(self.torch_device).record_event()
+        return TorchEvent(torch.accelerator.current_stream(self.torch_device).record_event())
+
+    def mark(self) -> torch.Event | None:
+        """Return an event of torch with a time, on the current stream; None on a backend that has none."""
+        if self._up is None:
+            return None
+        try:
+            event = torch.Event(self.torch_device, enable_timing=True)
+            event.record(torch.accelerator.current_stream(self.torch_device))
+        except (RuntimeError, NotImplementedError):
+            return None
         return event
 
     def upload(self, copies: CopyPairs, after: Event) -> Event:
@@ -69,14 +99,18 @@ class Accelerator:
             copies = [(destination, self._page_locked(source)) for destination, source in copies]
         return self._copy(copies, after, self._up)
 
+    def upload_parts(self, tensors: Sequence[torch.Tensor], address: int, parts: Parts, after: Event) -> Event:
+        """Copy on the upload stream."""
+        return self.upload([*zip(tensors, host_parts(tensors, address, parts), strict=True)], after)
+
     def download(self, copies: CopyPairs) -> Event:
         """Copy on the download stream, so that results do not queue behind batches."""
         return self._copy(copies, self.record_event(), self._down)
 
     def wait_event(self, event: Event) -> None:
         """Make the current stream wait."""
-        if isinstance(event, torch.Event):
-            torch.accelerator.current_stream(self.torch_device).wait_event(event)
+        if isinstance(event, TorchEvent):
+            torch.accelerator.current_stream(self.torch_device).wait_event(event.event)
         else:
             event.synchronize()
 
@@ -90,7 +124,7 @@ class Accelerator:
 
     def _page_locked(self, source: torch.Tensor) -> torch.Tensor:
         """Return `source` in page-locked memory, of which torch's allocator knows when its copy is over."""
-        if source.nbytes < _STAGED_NBYTES or source.is_pinned():
+        if source.nbytes < STAGED_NBYTES or source.is_pinned():
             return source
         try:
             return torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, pin_memory=True).copy_(
@@ -105,12 +139,11 @@ class Accelerator:
                 destination.copy_(source)
             return CompletedEvent()
         with self._on(stream):
-            if isinstance(after, torch.Event):
-                stream.wait_event(after)
+            if isinstance(after, TorchEvent):
+                stream.wait_event(after.event)
             for destination, source in copies:
                 destination.copy_(source, non_blocking=True)
-            done: Event = stream.record_event()
-        return done
+            return TorchEvent(stream.record_event())
 
     def _new_stream(self) -> torch.Stream | None:
         try:

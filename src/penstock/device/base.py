@@ -14,14 +14,18 @@ destination may be memory that a kernel of an earlier step still reads.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 CopyPairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """(destination, source) pairs of equal size and dtype."""
+
+Parts = Sequence[tuple[int, int]]
+"""Where tensors lie in a slot, contiguous: the offset and the bytes of each."""
 
 
 class TensorSpec(NamedTuple):
@@ -46,7 +50,7 @@ class Event(Protocol):
     """A point in a device's streams, which passes when everything submitted before it is done.
 
     The thread that iterates queries and waits for events, any number of times and in any order. An error of the
-    device is raised by `synchronize`.
+    device is raised by `synchronize`. Whoever has it last closes it, once; a stream may still wait for it then.
     """
 
     def query(self) -> bool:
@@ -55,6 +59,22 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Wait until it has passed."""
+        ...
+
+    def close(self) -> None:
+        """Give it back: the device may record it again, for something else."""
+        ...
+
+
+class Mark(Protocol):
+    """A point in a stream and the time when it was passed; `torch.Event` is one."""
+
+    def query(self) -> bool:
+        """Return whether it has passed."""
+        ...
+
+    def elapsed_time(self, later: Any) -> float:
+        """Return the milliseconds from it to a later mark; both have passed."""
         ...
 
 
@@ -135,7 +155,18 @@ class Device(Protocol):
         ...
 
     def upload(self, copies: CopyPairs, after: Event) -> Event:
-        """Copy host to device on the side stream once `after` has passed; return an event after the copies."""
+        """Copy host to device on the side stream once `after` has passed; return an event after the copies.
+
+        `after` is used up: it may be the one that is returned.
+        """
+        ...
+
+    def upload_parts(self, tensors: Sequence[torch.Tensor], address: int, parts: Parts, after: Event) -> Event:
+        """As `upload`, to whole tensors from parts of a slot at `address`, which is page-locked, bytes as they lie."""
+        ...
+
+    def mark(self) -> Mark | None:
+        """Return a mark of what the consumer's stream has been given so far; None where there are none."""
         ...
 
     def wait_event(self, event: Event) -> None:
@@ -164,3 +195,16 @@ class CompletedEvent:
 
     def synchronize(self) -> None:
         """Return immediately."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def host_parts(tensors: Sequence[torch.Tensor], address: int, parts: Parts) -> list[torch.Tensor]:
+    """Return the parts of a slot as tensors like those that they are copied to; the caller keeps the slot alive."""
+    return [
+        torch.frombuffer((ctypes.c_byte * nbytes).from_address(address + offset), dtype=tensor.dtype).as_strided(
+            tensor.size(), tensor.stride()
+        )
+        for tensor, (offset, nbytes) in zip(tensors, parts, strict=True)
+    ]

@@ -7,26 +7,27 @@ current stream only. So its CUDAGraph notes here when a capture begins and ends,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_lock = threading.RLock()  # a finalizer may need it in a thread that has it
-_under_way: weakref.WeakSet[Any] = weakref.WeakSet()
+lock = threading.RLock()  # a finalizer may need it in a thread that has it
+"""While it is held no capture begins: hold it around what would break one, from asking `any_under_way` on, briefly."""
+
+under_way: dict[int, weakref.ref[Any]] = {}
+"""The graphs that are captured just now, by id."""
+
 _postponed: deque[Callable[[], object]] = deque()
 
 
-@contextlib.contextmanager
-def held_back() -> Iterator[bool]:
-    """Let no capture begin during a block, which must be short; yield whether none is under way."""
-    with _lock:
-        yield not _under_way and not torch.cuda.is_current_stream_capturing()
+def any_under_way() -> bool:
+    """Return whether some thread captures a graph, as far as torch knows."""
+    return bool(under_way) or torch.cuda.is_current_stream_capturing()
 
 
 def after_captures(action: Callable[[], object]) -> None:
@@ -37,9 +38,10 @@ def after_captures(action: Callable[[], object]) -> None:
 
 def catch_up() -> None:
     """Do what was postponed, if no capture is under way any more."""
-    with held_back() as is_free:
-        while is_free and _postponed:
-            _postponed.popleft()()
+    if _postponed:
+        with lock:
+            while _postponed and not any_under_way():
+                _postponed.popleft()()
 
 
 @functools.cache
@@ -50,13 +52,13 @@ def watch() -> None:
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _lock:
-            _under_way.add(self)
+        key = id(self)
+        with lock:
+            under_way[key] = weakref.ref(self, lambda _: under_way.pop(key, None))  # it may be dropped before its end
         try:
             begin(self, *args, **kwargs)
         except BaseException:
-            with _lock:
-                _under_way.discard(self)
+            under_way.pop(key, None)
             raise
 
     @functools.wraps(end)
@@ -64,8 +66,7 @@ def watch() -> None:
         try:
             end(self)
         finally:
-            with _lock:
-                _under_way.discard(self)
+            under_way.pop(id(self), None)
             catch_up()
 
     graph.capture_begin, graph.capture_end = capture_begin, capture_end  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from penstock.core.errors import OptionError
 from penstock.device.accelerator import Accelerator
 from penstock.device.base import Device
 from penstock.device.cpu import Cpu
-from penstock.device.cuda import Cuda
+from penstock.device.cuda import cuda_device
 from penstock.device.sim import Sim
 
 
@@ -58,7 +58,7 @@ def device_of(wanted: str | torch.device | Device) -> Device:
 def _accelerator(kind: str, index: int) -> Device:
     """Make each device once, because it has its own streams."""
     device = torch.device(kind, index)
-    return Cuda(device) if kind == "cuda" else Accelerator(device)
+    return cuda_device(device) if kind == "cuda" else Accelerator(device)
 
 
 @functools.cache

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 
-from penstock.device.base import CompletedEvent, CopyPairs, Event, Registration, TensorSpec
+from penstock.device.base import CompletedEvent, CopyPairs, Event, Parts, Registration, TensorSpec, host_parts
 
 
 class Cpu:
@@ -43,6 +44,13 @@ class Cpu:
         for destination, source in copies:
             destination.copy_(source)
         return CompletedEvent()
+
+    def upload_parts(self, tensors: Sequence[torch.Tensor], address: int, parts: Parts, after: Event) -> Event:
+        """Copy before returning."""
+        return self.upload([*zip(tensors, host_parts(tensors, address, parts), strict=True)], after)
+
+    def mark(self) -> None:
+        """Return None: nothing is waited for."""
 
     def wait_event(self, event: Event) -> None:
         """Wait."""

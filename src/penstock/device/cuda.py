@@ -1,14 +1,10 @@
-"""Cuda: torch's streams and allocator, and two functions of the CUDA driver that torch does not have.
+"""DrivenCuda: an NVIDIA GPU, by torch's allocator and streams, and calls of the CUDA driver.
 
 - Existing memory can be page-locked (`cuMemHostRegister`), so a slot is the source of the copy. torch's host allocator
   does not know of such memory and guards it with no event; that is done here.
 - One event can stand for everything on every stream of a context (`cuCtxRecordEvent`, CUDA 12.5). One for each GPU in
-  use guards the copies that the user makes. It would break a graph capture, so none is recorded during one. Captures
-  by other libraries than torch are seen on the current stream and on streams that synchronize with the default one.
-
-The driver is called rather than the runtime, because an error of a runtime call would stay behind as its "last error"
-and be raised by some later, unrelated call of torch.
-Source: the CUDA driver API, sections on memory management, events and stream capture.
+  use guards the copies that the user makes. It would break a graph capture, so none is recorded during one.
+- A batch's copy takes six calls of the driver, on events that are recorded again and again (see `cuda_driver`).
 """
 
 from __future__ import annotations
@@ -20,8 +16,7 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -30,94 +25,191 @@ from penstock.core.host import memlock_nbytes
 from penstock.core.numa import node_of_pci
 from penstock.core.units import size_text
 from penstock.device import captures
-from penstock.device.accelerator import Accelerator
-from penstock.device.base import Event, Registration
-
-_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context
-_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
-_NOT_READY = 600  # CUDA_ERROR_NOT_READY
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_LEGACY_STREAM = ctypes.c_void_p(1)  # CU_STREAM_LEGACY
-_CAPTURE_IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+from penstock.device.accelerator import STAGED_NBYTES, Accelerator
+from penstock.device.base import CopyPairs, Event, Parts, Registration
+from penstock.device.cuda_driver import (
+    NON_BLOCKING,
+    PORTABLE,
+    Context,
+    Contexts,
+    DriverEvent,
+    contexts_of,
+    error_name,
+    load,
+    pci_address,
+)
 
 if torch.version.cuda:
     captures.watch()  # not later: another thread may capture already when a loader makes the first device
 
 
+def cuda_device(device: torch.device) -> Accelerator:
+    """Return the device for "cuda:N", by the driver where that can be reached."""
+    torch.cuda.init()
+    driver = None if torch.version.hip else load()
+    context = None if driver is None else contexts_of(driver).of(device.index)
+    return Cuda(device) if context is None else DrivenCuda(device, context)
+
+
 class Cuda(Accelerator):
-    """An NVIDIA (or, through HIP's torch, an AMD) GPU; see `base.Device`."""
+    """An AMD GPU (by HIP's torch, as any accelerator), or an NVIDIA one whose driver is out of reach."""
 
     def __init__(self, device: torch.device) -> None:
-        torch.cuda.init()
-        self._driver: Any = None if torch.version.hip else _driver()
-        self._contexts = None if self._driver is None else _contexts_of(self._driver)
-        self._context = None if self._contexts is None else self._contexts.of(device.index)
-        self.can_register = self._context is not None
         super().__init__(device)
         self._outside = self._new_stream()
-        self.numa_node = None if self._driver is None else node_of_pci(_pci_address(self._driver, device.index))
-        self.has_fence = self._context is not None and hasattr(self._driver, "cuCtxRecordEvent")
-        if self.has_fence:
-            with captures.held_back() as is_free:
-                self.has_fence = not is_free or self._record_contexts() is not None
 
-    @contextlib.contextmanager
-    def outside_capture(self) -> Iterator[None]:
-        """During a capture: work on another stream, in a mode that allows it, and wait for it at the end.
+    def outside_capture(self) -> contextlib.AbstractContextManager[object]:
+        """During a capture: work on another stream, and wait for it at the end.
 
         An event of the capturing stream would pull our streams into the graph, and waiting for or querying any other
         event would break it (the CUDA programming guide, "Prohibited and Unhandled Operations").
         """
-        if not torch.cuda.is_current_stream_capturing():
-            yield
-            return
+        return self._aside() if torch.cuda.is_current_stream_capturing() else _ORDINARY
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
         assert self._outside is not None
-        with _relaxed(self._driver):
-            with self._on(self._outside):
-                yield
-            self._outside.synchronize()
+        with self._on(self._outside):
+            yield
+        self._outside.synchronize()
+
+
+class DrivenCuda(Cuda):
+    """An NVIDIA GPU; see `base.Device`. Its streams, events and uploads are calls of the driver.
+
+    Device memory stays that of torch's allocator, on the consumer's stream.
+    """
+
+    can_register = True
+
+    def __init__(self, device: torch.device, context: Context) -> None:
+        self._context = context
+        self._driver = context.driver
+        self._contexts = contexts_of(context.driver)
+        super().__init__(device)
+        assert self._up is not None
+        assert self._down is not None
+        self._side, self._down_handle = _handle_of(self._up), _handle_of(self._down)
+        self.numa_node = node_of_pci(pci_address(self._driver, device.index))
+        self.has_fence = hasattr(self._driver, "cuCtxRecordEvent")
+        if self.has_fence:
+            with captures.lock:
+                first = None if captures.any_under_way() else context.record_all()
+                self.has_fence = captures.any_under_way() or first is not None
+            if first is not None:
+                first.close()
+
+    def outside_capture(self) -> contextlib.AbstractContextManager[object]:
+        """In an ordinary loop nothing is to be done; else make the context current, and step aside from captures."""
+        if captures.under_way or torch.cuda.is_current_stream_capturing() or not self._context.is_current():
+            return self._in_context()
+        return _ORDINARY
+
+    @contextlib.contextmanager
+    def _in_context(self) -> Iterator[None]:
+        with self._context.current(), super().outside_capture():
+            yield
+
+    def current_stream(self) -> int:
+        """Return the driver's handle of torch's current stream of this device in this thread."""
+        return _raw_stream(self.torch_device.index)
+
+    def record_event(self) -> DriverEvent:
+        """Return an event on the current stream."""
+        event = self._context.take_event()
+        if result := self._driver.cuEventRecord(event.handle, _raw_stream(self.torch_device.index)):
+            self._context.raise_error(result)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Make the current stream wait."""
+        handle = _driver_event(event).handle
+        if result := self._driver.cuStreamWaitEvent(_raw_stream(self.torch_device.index), handle, 0):
+            self._context.raise_error(result)
+
+    def upload(self, copies: CopyPairs, after: Event) -> Event:
+        """Copy on the upload stream; what is neither page-locked nor small goes by way of torch's pinned memory."""
+        event, h2d, side = _driver_event(after), self._driver.cuMemcpyHtoDAsync_v2, self._side
+        result = self._driver.cuStreamWaitEvent(side, event.handle, 0)
+        others: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for there, source in copies:
+            if there.stride() != source.stride() or not (source.nbytes < STAGED_NBYTES or source.is_pinned()):
+                others.append((there, source))
+            elif source.nbytes:
+                result = result or h2d(there.data_ptr(), source.data_ptr(), source.nbytes, side)
+        if others and self._up is not None:
+            with self._on(self._up):
+                for there, source in others:
+                    there.copy_(self._page_locked(source), non_blocking=True)
+        return self._recorded(event, result)
+
+    def upload_parts(self, tensors: Sequence[torch.Tensor], address: int, parts: Parts, after: Event) -> Event:
+        """Copy on the upload stream: one call of the driver for each tensor."""
+        event, h2d, side = _driver_event(after), self._driver.cuMemcpyHtoDAsync_v2, self._side
+        result = self._driver.cuStreamWaitEvent(side, event.handle, 0)
+        for tensor, (offset, nbytes) in zip(tensors, parts, strict=True):
+            result = result or h2d(tensor.data_ptr(), address + offset, nbytes, side)
+        return self._recorded(event, result)
+
+    def download(self, copies: CopyPairs) -> Event:
+        """Copy on the download stream, so that results do not queue behind batches."""
+        assert self._down is not None
+        event, down = self.record_event(), self._down_handle
+        result = self._driver.cuStreamWaitEvent(down, event.handle, 0)
+        with self._on(self._down):
+            for destination, source in copies:
+                destination.copy_(source, non_blocking=True)
+        if result := result or self._driver.cuEventRecord(event.handle, down):
+            self._context.raise_error(result)
+        return event
 
     def register(self, memory: memoryview) -> Registration | None:
         """Page-lock `memory`; warn once if the system refuses."""
-        if self._context is None:
-            return None
         captures.catch_up()
         array = np.frombuffer(memory, np.uint8)
-        with _current(self._driver, self._context):
+        with self._context.current():
             result = self._driver.cuMemHostRegister_v2(
-                ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(memory)), _PORTABLE
+                ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(memory)), PORTABLE
             )
         if result:
-            _warn_of_refusal(_error_name(self._driver, result), len(memory))
+            _warn_of_refusal(error_name(self._driver, result), len(memory))
             return None
-        return _HostRegistration(self._driver, self._context, self._contexts, array)
+        return _HostRegistration(self._context, self._contexts, array)
 
     def fence(self) -> Event | None:
         """Return an event after all work of all GPUs that this process uses; None while a graph is captured.
 
-        A user may copy a batch to any of them, whichever one is current.
+        A user may copy a batch to any of them, whichever one is current. Captures by other libraries than torch are
+        seen on the current stream and on streams that synchronize with the default one.
         """
         if not self.has_fence:
             return None
         captures.catch_up()
-        with captures.held_back() as is_free:
-            return self._record_contexts() if is_free else None
+        with captures.lock:
+            if captures.any_under_way():
+                return None
+            events = [context.record_all() for context in self._contexts.active()]
+        recorded = [event for event in events if event is not None]
+        if len(recorded) == len(events):
+            return recorded[0] if len(recorded) == 1 else _Events(recorded)
+        for event in recorded:
+            event.close()
+        return None
 
-    def _record_contexts(self) -> Event | None:
-        assert self._contexts is not None
-        events = [_ContextEvent(self._driver, context) for context in self._contexts.active()]
-        if not all(event.is_recorded for event in events):
-            return None
-        return events[0] if len(events) == 1 else _Events(events)
+    def _recorded(self, event: DriverEvent, result: int) -> DriverEvent:
+        """Record an event again, behind the copies; what waits for it already waits for where it was recorded before.
+
+        Source: cuStreamWaitEvent, "captures the contents of hEvent at the time of this call".
+        """
+        if result := result or self._driver.cuEventRecord(event.handle, self._side):
+            self._context.raise_error(result)
+        return event
 
     def _new_stream(self) -> torch.Stream | None:
         """Return a stream of its own: torch's come from a pool, where the user gets the same ones again."""
-        if self._context is None:
-            return super()._new_stream()
         stream = ctypes.c_void_p()
-        with _current(self._driver, self._context):
-            result = self._driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
+        with self._context.current():
+            result = self._driver.cuStreamCreate(ctypes.byref(stream), NON_BLOCKING)
         if result:
             return super()._new_stream()
         external = torch.cuda.ExternalStream(stream.value, device=self.torch_device)
@@ -125,6 +217,26 @@ class Cuda(Accelerator):
         return torch.Stream(
             stream_id=external.stream_id, device_index=external.device_index, device_type=external.device_type
         )
+
+
+_ORDINARY = contextlib.nullcontext()
+
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+"""The handle of a device's current stream in this thread: the name is torch's own, which its compiled code calls."""
+
+
+def _handle_of(stream: torch.Stream) -> int:
+    found: int = torch.cuda.Stream(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    ).cuda_stream
+    return found
+
+
+def _driver_event(event: Event) -> DriverEvent:
+    assert isinstance(event, DriverEvent), "an event of another device"
+    return event
 
 
 def blas_workspace_nbytes(device: torch.device) -> int:
@@ -175,94 +287,30 @@ def sum_buffer_nbytes(device: torch.device, inputs: int, outputs: int, itemsize:
     return itemsize * outputs * blocks * width * vector if blocks > 1 else 0
 
 
-class _Contexts:
-    """The primary context of every GPU that this process uses."""
-
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-        count = ctypes.c_int()
-        driver.cuDeviceGetCount(ctypes.byref(count))
-        self._unused = [*range(count.value)]
-        self._used: dict[int, Any] = {}
-
-    def of(self, index: int) -> Any:
-        """Return the context that torch uses on device `index` of those visible to this process, or None."""
-        if index not in self._used:
-            device, context = ctypes.c_int(), ctypes.c_void_p()
-            if self._driver.cuDeviceGet(ctypes.byref(device), index) or self._driver.cuDevicePrimaryCtxRetain(
-                ctypes.byref(context), device
-            ):
-                return None
-            self._used[index] = context
-            self._unused = [other for other in self._unused if other != index]
-        return self._used[index]
-
-    def active(self) -> list[Any]:
-        """Return those that are in use. A copy to a device cannot have begun before its context was."""
-        for index in self._unused:
-            device, flags, is_active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-            self._driver.cuDeviceGet(ctypes.byref(device), index)
-            self._driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(is_active))
-            if is_active.value:
-                self.of(index)
-        return [*self._used.values()]
-
-
-@functools.cache
-def _contexts_of(driver: Any) -> _Contexts:
-    return _Contexts(driver)
-
-
 class _HostRegistration:
-    def __init__(self, driver: Any, context: Any, contexts: Any, array: np.ndarray) -> None:
+    def __init__(self, context: Context, contexts: Contexts, array: np.ndarray) -> None:
         # The finalizer keeps the memory: during a capture it is unlocked later.
-        self.close = weakref.finalize(self, _unregister, driver, context, contexts, array, os.getpid())
+        self.close = weakref.finalize(self, _unregister, context, contexts, array, os.getpid())
 
 
-def _unregister(driver: Any, context: Any, contexts: _Contexts, array: np.ndarray, owner: int) -> None:
+def _unregister(context: Context, contexts: Contexts, array: np.ndarray, owner: int) -> None:
     if os.getpid() != owner:  # a forked child must not touch CUDA, and the memory is its parent's
         return
 
     def unregister() -> None:
         for used in contexts.active():
-            with _current(driver, used):
-                driver.cuCtxSynchronize()  # a copy that still reads it would go wrong; this happens when a loader ends
-        with _current(driver, context):
-            driver.cuMemHostUnregister(ctypes.c_void_p(array.ctypes.data))
+            with used.current():
+                used.driver.cuCtxSynchronize()  # a copy that still reads it would go wrong; it is a loader's end
+        with context.current():
+            context.driver.cuMemHostUnregister(ctypes.c_void_p(array.ctypes.data))
 
     captures.after_captures(unregister)
-
-
-class _ContextEvent:
-    """An event of the driver, after all work of a context."""
-
-    def __init__(self, driver: Any, context: Any) -> None:
-        self._driver = driver
-        self._context = context
-        self._event = ctypes.c_void_p()
-        self.is_recorded = False
-        with _current(driver, context):
-            status = ctypes.c_int()
-            if driver.cuStreamIsCapturing(_LEGACY_STREAM, ctypes.byref(status)) == _CAPTURE_IMPLICIT:
-                return
-            if driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING):
-                return
-            self.is_recorded = driver.cuCtxRecordEvent(context, self._event) == 0
-        weakref.finalize(self, _destroy, driver, self._event, os.getpid())
-
-    def query(self) -> bool:
-        with _current(self._driver, self._context):
-            return bool(self._driver.cuEventQuery(self._event) != _NOT_READY)
-
-    def synchronize(self) -> None:
-        with _current(self._driver, self._context):
-            self._driver.cuEventSynchronize(self._event)
 
 
 class _Events:
     """Passes when all of several events have passed."""
 
-    def __init__(self, events: list[_ContextEvent]) -> None:
+    def __init__(self, events: list[DriverEvent]) -> None:
         self._events = events
 
     def query(self) -> bool:
@@ -272,61 +320,9 @@ class _Events:
         for event in self._events:
             event.synchronize()
 
-
-def _destroy(driver: Any, event: Any, owner: int) -> None:
-    if os.getpid() == owner:
-        driver.cuEventDestroy_v2(event)
-
-
-@contextlib.contextmanager
-def _current(driver: Any, context: Any) -> Iterator[None]:
-    """Make a context current for a block, in any thread, during a capture too."""
-    with _relaxed(driver):
-        driver.cuCtxPushCurrent_v2(context)
-        try:
-            yield
-        finally:
-            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-
-
-@contextlib.contextmanager
-def _relaxed(driver: Any) -> Iterator[None]:
-    """Let this thread make calls that are not part of a capture in this or any other thread."""
-    if driver is None:
-        yield
-        return
-    mode = ctypes.c_int(_RELAXED)
-    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # `mode` now holds the previous one
-    try:
-        yield
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-
-
-@functools.cache
-def _driver() -> Any:
-    """Return the driver's library; None if it cannot be loaded."""
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        try:
-            driver = ctypes.CDLL(name)
-        except OSError:
-            continue
-        return driver if driver.cuInit(0) == 0 else None
-    return None
-
-
-def _pci_address(driver: Any, index: int) -> str:
-    """Return the PCI address of device `index`, as in "0000:3b:00.0"; empty if the driver does not report it."""
-    device, address = ctypes.c_int(), ctypes.create_string_buffer(32)
-    if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetPCIBusId(address, len(address), device):
-        return ""
-    return address.value.decode()
-
-
-def _error_name(driver: Any, result: int) -> str:
-    words = ctypes.c_char_p()
-    driver.cuGetErrorName(result, ctypes.byref(words))
-    return (words.value or b"unknown error").decode()
+    def close(self) -> None:
+        for event in self._events:
+            event.close()
 
 
 @functools.cache

@@ -26,15 +26,15 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from penstock.core.units import round_up, size_text, to_nbytes
-from penstock.device.base import CopyPairs, Event, TensorSpec
-from penstock.device.sim_engine import Engine, SimEvent, SimStream
+from penstock.device.base import CopyPairs, Event, Parts, TensorSpec, host_parts
+from penstock.device.sim_engine import Engine, SimEvent, SimMark, SimStream
 
 POISON = 0xA5
 """The byte that fills memory before it is written to."""
@@ -172,6 +172,15 @@ class Sim:
         self._check_not_captured()
         self._submit_wait(self._up, after)
         return self._copy(self._up, copies)
+
+    def upload_parts(self, tensors: Sequence[torch.Tensor], address: int, parts: Parts, after: Event) -> SimEvent:
+        """Copy on the upload stream once `after` has passed."""
+        return self.upload([*zip(tensors, host_parts(tensors, address, parts), strict=True)], after)
+
+    def mark(self) -> SimMark:
+        """Return a mark on the consumer's stream."""
+        self._check_not_captured()
+        return self._engine.mark(self.consumer)
 
     def download(self, copies: CopyPairs) -> SimEvent:
         """Copy on the download stream, after what the consumer's stream has."""

@@ -37,6 +37,7 @@ class SimEvent:
     def __init__(self, engine: Engine, parts: int = 1) -> None:
         self._engine = engine
         self._left = parts
+        self._is_closed = False
 
     def query(self) -> bool:
         """Return whether it has passed."""
@@ -46,8 +47,27 @@ class SimEvent:
         """Wait until it has passed."""
         self._engine.wait(self.query)
 
+    def close(self) -> None:
+        """Do nothing, but refuse it twice: the device would have two owners of one event."""
+        assert not self._is_closed, "an event was closed twice"
+        self._is_closed = True
+
     def _pass(self) -> None:
         self._left -= 1
+
+
+class SimMark(SimEvent):
+    """Keeps when it passed; see `base.Mark`."""
+
+    passed_s = 0.0
+
+    def elapsed_time(self, later: SimMark) -> float:
+        """Return the milliseconds from it to a later mark."""
+        return (later.passed_s - self.passed_s) * 1e3
+
+    def _pass(self) -> None:
+        self.passed_s = time.perf_counter()
+        super()._pass()
 
 
 class Engine:
@@ -82,6 +102,12 @@ class Engine:
             for stream in streams:
                 self.submit(stream, event._pass)
         return event
+
+    def mark(self, stream: SimStream) -> SimMark:
+        """Return a mark behind what a stream has been given."""
+        mark = SimMark(self)
+        self.submit(stream, mark._pass)
+        return mark
 
     def record_all(self) -> SimEvent:
         """Return an event behind everything. It breaks the captures that are under way."""

@@ -45,10 +45,12 @@ class Counters:
     skipped_indices: list[Any] = field(default_factory=list)
     length: int | None = None
     uploads: int = 0
-    uploads_hidden: int = 0
+    copy_waits: int = 0
+    """How often the device's wait for a copy was timed."""
+    copy_wait_ns: int = 0
+    """In all of these."""
     uploading_nbytes: int = 0
     pinning: str = ""
-    prefetch: str = ""
     digests: DigestLog | None = None
     """Of the indices handed out, by penstock's iterator."""
     share: tuple[int, int] | None = None
@@ -119,10 +121,9 @@ class Counters:
             ring=ring,
             length=self.length,
             uploads=self.uploads,
-            uploads_hidden=self.uploads_hidden,
+            copy_wait_s=self.copy_wait_ns / self.copy_waits / 1e9 if self.copy_waits else None,
             uploading_nbytes=self.uploading_nbytes,
             pinning=self.pinning,
-            prefetch=self.prefetch,
             index_digests=log.digests() if log is not None else (),
             index_digest_reason=self.digests.reason if self.digests is not None else no_digest,
             share=self.share,

@@ -22,12 +22,14 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.own_sampler import draws_unnoticed
+from penstock.loader.scheduling.batch import Opener
 from penstock.loader.scheduling.direct import DirectScheduler
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.scheduling.scheduler import Scheduler
+from penstock.loader.to_device.copy_plan import SlotOpener
 from penstock.loader.to_device.pinning import Pinning, pinning_of
 from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.transport.ring import Ring
@@ -123,7 +125,6 @@ def _new_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochStat
             config.device,
             budget_nbytes=config.device_bytes,
             counters=runtime.counters,
-            trial=runtime.depth_trial,
             keep=functools.partial(_keep_on_host, ring, config.device),
             consumed_of=lambda: scheduler.consumed,
         )
@@ -179,6 +180,7 @@ def _started_scheduler(
     config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring, pinning: Pinning
 ) -> Scheduler:
     mode, reason = _dispatch_mode(config)
+    is_ahead = config.device is not None and config.arrives_on_device
     workers = config.num_workers
     if runtime.autoscale is not None:
         workers = runtime.autoscale.choose() if mode == "round_robin" else runtime.autoscale.workers
@@ -198,6 +200,7 @@ def _started_scheduler(
         snapshot_every=config.snapshot_every,
         autoscale=runtime.autoscale,
         first_batch=None if is_settled else _first_batch(config, runtime, pool),
+        opener=(SlotOpener if is_ahead else Opener)(ring, runtime.counters),
     )
     scheduler.start(epoch.shards)
     try:

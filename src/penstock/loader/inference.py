@@ -15,6 +15,7 @@ from penstock.core.host import available_nbytes
 from penstock.core.shared_segment import PrivateSegment
 from penstock.core.tree import call_with, map_leaves, tensors
 from penstock.device import Device, Event, device_of
+from penstock.device.base import CompletedEvent
 from penstock.loader.counters import Counters
 from penstock.loader.dataloader import DataLoader, config_of
 from penstock.loader.live_source import LiveBatches
@@ -191,14 +192,15 @@ class _Results:
                 _is_elsewhere(tensor) for tensor in tensors(output)
             ):  # of a function that takes batches there itself
                 output = map_leaves(_to_host, output)
-            self._in_flight.append(_Result(None, output, self._device.record_event()))
+            self._in_flight.append(_Result(None, output, CompletedEvent()))
             return
         leaves = {id(tensor): tensor.contiguous() for tensor in tensors(output) if self._is_copied(tensor)}
         arena, slot = self._take_arena(sum(tensor.nbytes + ALIGNMENT for tensor in leaves.values()))
         destinations = {key: arena.tensor(tuple(tensor.shape), tensor.dtype) for key, tensor in leaves.items()}
         if slot is not None:
             self._ring.note(slot, arena.used)
-        event = self._device.download([(destinations[key], tensor) for key, tensor in leaves.items()])
+        with self._device.outside_capture():
+            event = self._device.download([(destinations[key], tensor) for key, tensor in leaves.items()])
         on_host = map_leaves(
             lambda leaf: destinations[id(leaf)] if id(leaf) in destinations else _to_host(leaf), output
         )
@@ -209,6 +211,7 @@ class _Results:
         result = self._in_flight.popleft()
         try:
             result.event.synchronize()
+            result.event.close()
         except torch.AcceleratorError as error:
             raise (failed or error) from None
         return result.on_host

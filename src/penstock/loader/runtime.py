@@ -17,8 +17,6 @@ from penstock.loader.scheduling.autoscale import AutoscalePolicy
 from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.scheduling.slot_trial import SlotTrial
-from penstock.loader.to_device.prefetch import DEPTH
-from penstock.loader.to_device.prefetch_depth import DepthTrial
 from penstock.loader.transport.ring import Ring
 from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.ray.cluster import Cluster
@@ -108,7 +106,6 @@ class LoaderRuntime:
     """Which worker gets which batch, of the iterator that was made last; it has learned what batches cost."""
     autoscale: AutoscalePolicy | None = None
     """What chooses the number of workers, where it may change."""
-    depth_trial: DepthTrial = field(default_factory=lambda: DepthTrial(DEPTH))
     """Whether copying ahead to the device pays in this loop."""
     slot_trial: SlotTrial = field(default_factory=SlotTrial)
     """Whether batches that are made in this process gain by reused slots."""
@@ -136,7 +133,7 @@ class LoaderRuntime:
 
         Rings, counters, connections and the pass under way stay; where to resume and what was measured travel.
         """
-        names = ("config", "autoscale", "depth_trial", "fingerprint", "next_epoch", "is_epoch_set", "resume", "loaded")
+        names = ("config", "autoscale", "fingerprint", "next_epoch", "is_epoch_set", "resume", "loaded")
         return {name: getattr(self, name) for name in names}
 
     def statistics(self, *, digests: bool = True) -> LoaderStatistics:

@@ -869,6 +869,7 @@ API cudaError_t cudaProfilerStart() { return cudaSuccess; }
 API cudaError_t cudaProfilerStop() { return cudaSuccess; }
 // ── the driver
 #undef cuMemHostRegister
+#undef cuMemcpyHtoDAsync
 #undef cuEventDestroy
 #undef cuCtxPushCurrent
 #undef cuCtxPopCurrent
@@ -1017,6 +1018,21 @@ CUresult f_rec(CUcontext c, CUevent h) {
   e->st = st;
   e->cap = nullptr;
   return CUDA_SUCCESS;
+}
+API CUresult f_recs(CUevent e, CUstream s) __asm__("cuEventRecord");
+CUresult f_recs(CUevent e, CUstream s) {
+  CHILD;
+  return (CUresult)cudaEventRecord((cudaEvent_t)e, (cudaStream_t)s);
+}
+API CUresult f_wait(CUstream s, CUevent e, unsigned f) __asm__("cuStreamWaitEvent");
+CUresult f_wait(CUstream s, CUevent e, unsigned f) {
+  CHILD;
+  return (CUresult)cudaStreamWaitEvent((cudaStream_t)s, (cudaEvent_t)e, f);
+}
+API CUresult f_h2d(CUdeviceptr d, const void* s, size_t n, CUstream st) __asm__("cuMemcpyHtoDAsync_v2");
+CUresult f_h2d(CUdeviceptr d, const void* s, size_t n, CUstream st) {
+  CHILD;
+  return (CUresult)cudaMemcpyAsync((void*)d, s, n, cudaMemcpyHostToDevice, (cudaStream_t)st);
 }
 API CUresult f_mode(CUstreamCaptureMode* m) __asm__("cuThreadExchangeStreamCaptureMode");
 CUresult f_mode(CUstreamCaptureMode* m) {

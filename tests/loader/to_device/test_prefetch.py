@@ -24,9 +24,12 @@ from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Sim
 from penstock.device.base import CompletedEvent
 from penstock.loader.counters import Counters
+from penstock.loader.to_device.copy_plan import CopyPlan, InSlot, is_copyable
 from penstock.loader.to_device.prefetch import Prefetcher
-from penstock.loader.to_device.prefetch_depth import DepthTrial
-from penstock.loader.transport.ring import Ring
+from penstock.loader.transport import codec
+from penstock.loader.transport.arena import Arena
+from penstock.loader.transport.plan import Plan
+from penstock.loader.transport.ring import MOST_PENDING, Ring
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +37,26 @@ NBYTES = 4096
 Draw = Callable[[int], int]
 
 
+def plan_of(batch: Callable[[Arena], Any], nbytes: int = 1 << 20) -> CopyPlan:
+    """Return how batches like the one that `batch` makes in an arena are copied."""
+    arena = Arena(np.empty(nbytes, np.uint8))
+    return CopyPlan(Plan(codec.encode(batch(arena), arena)))
+
+
+PLAN = plan_of(lambda arena: {"x": arena.tensor((NBYTES,), torch.uint8)})
+
+
 class Producer:
-    """Host batches of one tensor each, filled with their number, in slots of a ring that are used again at once."""
+    """Host batches of one tensor each, filled with their number, in slots of a ring that are used again at once.
+
+    Some come as they lie in their slot, some as views of it.
+    """
 
     def __init__(self, ring: Ring, draw: Draw, batches: int) -> None:
         self._ring, self._draw, self._left = ring, draw, batches
         self.number = 0
 
-    def next_batch(self) -> dict[str, torch.Tensor]:
+    def next_batch(self) -> Any:
         if not self._left:
             raise StopIteration
         self._left -= 1
@@ -50,17 +65,12 @@ class Producer:
         assert slot is not None
         np.frombuffer(slot.memory, np.uint8)[:NBYTES] = self.number
         self._ring.commit(slot, NBYTES)
+        if self._draw(1):
+            return InSlot(PLAN, slot, self._ring)
         return {"x": torch.from_numpy(self._ring.lend(slot)[:NBYTES])}
 
-    def try_next(self) -> tuple[dict[str, torch.Tensor]] | None:
+    def try_next(self) -> tuple[Any] | None:
         return (self.next_batch(),) if self._draw(3) else None
-
-
-class AnyDepth(DepthTrial):
-    """Copies none, one or two batches ahead, as it likes."""
-
-    def step(self, settle: Callable[[], object]) -> None:
-        self.depth = int(self._clock()) % 3
 
 
 def shuffle(sim: Sim, draw: Draw) -> None:
@@ -95,6 +105,7 @@ def drive_prefetch(
     draw: Draw,
     sim_type: type[Sim],
     prefetcher_type: type[Prefetcher],
+    ring_type: type[Ring] = Ring,
     *,
     streams: int = 1,
     programs: Programs | None = None,
@@ -108,7 +119,7 @@ def drive_prefetch(
     programs = programs or Programs(1)
     programs.begin(sim)
     consumers = [sim.consumer, *(sim.stream(str(number)) for number in range(1, streams))]
-    ring = Ring(PrivateSegment, 1 << 30, pin=sim.register)
+    ring = ring_type(PrivateSegment, 1 << 30, pin=sim.register)
     read: list[tuple[int, int]] = []
 
     def kernel(tensor: torch.Tensor, number: int) -> Callable[[], None]:
@@ -122,7 +133,6 @@ def drive_prefetch(
             sim,
             budget_nbytes=draw(2) * NBYTES,
             counters=Counters(),
-            trial=AnyDepth(2, lambda: float(draw(3))),
         )
         number, last = 0, draw(7)
         while number != last:
@@ -165,13 +175,15 @@ def kernel_write(tensor: torch.Tensor, value: int) -> Callable[[], None]:
     return lambda: ctypes.memset(address, value, NBYTES) and None
 
 
-def drive_user_copies(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefetcher]) -> None:
+def drive_user_copies(
+    draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefetcher], ring_type: type[Ring] = Ring
+) -> None:
     """Have the user copy pinned batches to two devices on streams of their own, and drop them; check what arrives."""
     sim = sim_type(by_hand=True, eager=False)
     other = Sim(beside=sim, eager=False)
-    ring = Ring(PrivateSegment, 1 << 30, pin=sim.register, fence=sim.fence)
+    ring = ring_type(PrivateSegment, 1 << 30, pin=sim.register, fence=sim.fence)
     targets = [(sim, sim.consumer), (sim, sim.stream("a")), (sim, sim.stream("b")), (other, other.consumer)]
-    producer = Producer(ring, draw, batches=8)
+    producer = Producer(ring, lambda _: 0, batches=8)
     arrived: list[tuple[int, torch.Tensor]] = []
     for number in range(1, 9):
         batch = producer.next_batch()
@@ -197,9 +209,10 @@ class BatchSim(Sim):
 
 
 def holds(
-    drive: Callable[[Draw, type[Sim], type[Prefetcher]], object],
+    drive: Callable[[Draw, type[Sim], type[Prefetcher], type[Ring]], object],
     sim_type: type[Sim] = BatchSim,
     prefetcher_type: type[Prefetcher] = Prefetcher,
+    ring_type: type[Ring] = Ring,
     *,
     examples: int = 300,
     phases: tuple[Phase, ...] = tuple(Phase),
@@ -217,7 +230,7 @@ def holds(
     )
     @given(st.data())
     def whatever_happens(data: Any) -> None:
-        drive(lambda most: data.draw(st.integers(0, most)), sim_type, prefetcher_type)
+        drive(lambda most: data.draw(st.integers(0, most)), sim_type, prefetcher_type, ring_type)
 
     whatever_happens()
 
@@ -342,27 +355,125 @@ class DropsWhatArrives(Prefetcher):
     """Gives back memory at the end of a broken epoch without waiting for what is still written to it."""
 
     def close(self) -> None:
-        self._arriving.clear()
+        while self._arriving:
+            host = self._arriving.popleft().host
+            if type(host) is InSlot:
+                host.ring.release(host.slot)
         self._reserved = None
         while self._leaving:
             self._leaving.popleft()[1].synchronize()
 
 
+class FreesSlotsAtOnce(Ring):
+    """Lets a slot go while its copy still reads it."""
+
+    def free_after(self, slot: Any, event: Any) -> None:
+        self.release(slot)
+
+
 @pytest.mark.parametrize(
-    ("drive", "sim_type", "prefetcher_type"),
+    ("drive", "sim_type", "prefetcher_type", "ring_type"),
     [
-        pytest.param(drive_prefetch, UploadDoesNotWait, Prefetcher, id="upload does not wait for the consumer"),
-        pytest.param(drive_prefetch, ConsumerDoesNotWait, Prefetcher, id="consumer does not wait for the upload"),
-        pytest.param(drive_streams, UsesAreForgotten, Prefetcher, id="no use of another stream recorded"),
-        pytest.param(drive_prefetch, BatchSim, DropsHostBatchAtOnce, id="host batch dropped before its copy"),
-        pytest.param(drive_prefetch, BatchSim, DropsWhatArrives, id="destination dropped before its copy"),
-        pytest.param(drive_user_copies, NoFence, Prefetcher, id="no fence"),
-        pytest.param(drive_user_copies, FenceOfOneStream, Prefetcher, id="a fence of one stream"),
-        pytest.param(drive_user_copies, FenceOfOneDevice, Prefetcher, id="a fence of one device"),
+        pytest.param(drive_prefetch, UploadDoesNotWait, Prefetcher, Ring, id="upload does not wait for the consumer"),
+        pytest.param(drive_prefetch, ConsumerDoesNotWait, Prefetcher, Ring, id="consumer does not wait for the upload"),
+        pytest.param(drive_streams, UsesAreForgotten, Prefetcher, Ring, id="no use of another stream recorded"),
+        pytest.param(drive_prefetch, BatchSim, DropsHostBatchAtOnce, Ring, id="host batch dropped before its copy"),
+        pytest.param(drive_prefetch, BatchSim, Prefetcher, FreesSlotsAtOnce, id="slot freed before its copy"),
+        pytest.param(drive_prefetch, BatchSim, DropsWhatArrives, Ring, id="destination dropped before its copy"),
+        pytest.param(drive_user_copies, NoFence, Prefetcher, Ring, id="no fence"),
+        pytest.param(drive_user_copies, FenceOfOneStream, Prefetcher, Ring, id="a fence of one stream"),
+        pytest.param(drive_user_copies, FenceOfOneDevice, Prefetcher, Ring, id="a fence of one device"),
     ],
 )
 def test_without_any_one_guard_a_wrong_byte_is_found(
-    drive: Callable[..., None], sim_type: type[Sim], prefetcher_type: type[Prefetcher]
+    drive: Callable[..., None], sim_type: type[Sim], prefetcher_type: type[Prefetcher], ring_type: type[Ring]
 ) -> None:
     with pytest.raises(AssertionError):
-        holds(drive, sim_type, prefetcher_type, examples=2000, phases=(Phase.generate,))
+        holds(drive, sim_type, prefetcher_type, ring_type, examples=2000, phases=(Phase.generate,))
+
+
+# ── how far the host runs ahead ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("way", ["in slots", "views", "pinned"])
+def test_a_host_with_nothing_else_to_do_is_at_most_six_steps_ahead(way: str) -> None:
+    sim = BatchSim(by_hand=True, eager=False)  # the device works only when it is waited for
+    ring = Ring(PrivateSegment, 1 << 30, pin=sim.register, fence=sim.fence if way == "pinned" else None)
+    producer = Producer(ring, lambda most: int(way == "in slots" or most == 3), 40)
+    batches: Any = Prefetcher(producer, sim, budget_nbytes=1 << 20, counters=Counters())
+    done: list[int] = []
+    for step in range(40):
+        if way == "pinned":
+            sim.to(producer.next_batch()["x"])
+        else:
+            batches.next_batch()
+        assert step - len(done) <= 6
+        sim.launch(functools.partial(done.append, step))
+    counts = ring.counts()
+    assert counts.copying <= MOST_PENDING + 1
+    assert counts.free + counts.filling + counts.ready + counts.held + counts.copying <= 10
+    batches.close()
+    ring.close()
+
+
+# ── plans ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def copied(plan: CopyPlan, memory: np.ndarray) -> Any:
+    """Return the batch that a device has when the parts of `memory` have been copied."""
+    sim = Sim()
+    there = [sim.empty(spec) for spec in plan.specs]
+    sim.upload_parts(there, memory.ctypes.data, plan.parts, sim.record_event()).synchronize()
+    return plan.build(there)
+
+
+def filled(arena: Arena, size: tuple[int, ...], value: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return arena.tensor(size, dtype).fill_(value)
+
+
+def test_many_small_tensors_are_copied_together_and_are_separate_ones_there() -> None:
+    arena = Arena(np.empty(1 << 20, np.uint8))
+    dtypes = torch.float32, torch.int64, torch.bool, torch.float16
+    batch: Any = {str(k): filled(arena, (3, 5 + k), k, dtypes[k % 4]) for k in range(12)}
+    batch = {"large": filled(arena, (100, 200), 50), "small": batch, "word": "x", "none": torch.empty(0, 3)}
+    plan = CopyPlan(Plan(codec.encode(batch, arena)))
+    assert [spec.size.numel() > 1000 for spec in plan.specs] == [True, True]
+    there = copied(plan, arena.memory)
+    assert (there["large"] == 50).all()
+    assert (there["word"], there["none"].shape) == ("x", (0, 3))
+    for name, tensor in there["small"].items():
+        assert torch.equal(tensor, batch["small"][name])
+        assert tensor.dtype is batch["small"][name].dtype
+    before = there["small"]["1"]._version
+    there["small"]["0"].add_(1)
+    assert there["small"]["1"]._version == before
+    assert there["small"]["1"]._base is None
+
+
+def test_the_order_of_dimensions_is_kept() -> None:
+    def batch(arena: Arena) -> list[torch.Tensor]:
+        image = filled(arena, (4, 8, 8, 3), 1).permute(0, 3, 1, 2)
+        return [image, filled(arena, (60, 70), 2).t(), filled(arena, (5, 1), 3)]
+
+    arena = Arena(np.empty(1 << 20, np.uint8))
+    ours = batch(arena)
+    there = copied(CopyPlan(Plan(codec.encode(ours, arena))), arena.memory)
+    for one, other in zip(there, ours, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == torch.empty_like(other, device="meta").stride()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda arena: [filled(arena, (50, 50), 1).requires_grad_()],
+        lambda arena: [filled(arena, (100, 100), 1)[:, ::2]],
+        lambda arena: [torch.empty(0)],
+        lambda arena: "a word",
+    ],
+)
+def test_what_bytes_alone_do_not_copy_is_opened_on_the_host(batch: Callable[[Arena], Any]) -> None:
+    arena = Arena(np.empty(1 << 20, np.uint8))
+    made = batch(arena)
+    envelope = codec.encode(made, arena)
+    assert not codec.description_nbytes(envelope) or not is_copyable(Plan(envelope))

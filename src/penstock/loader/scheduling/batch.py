@@ -15,6 +15,7 @@ from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena
+from penstock.loader.transport.plan import Plans
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot, SlotState
 from penstock.loader.workers.pool import TaskResult
@@ -131,35 +132,63 @@ class Batch:
             raise self.error
         self.error.reraise()
 
-    def open(self, ring: Ring, counters: Counters) -> Any:
-        """Return what the user gets: its tensors are views of the slot, which is free when the last of them dies."""
+
+class Opener:
+    """Opens the batches of one scheduler: their tensors are views of the slot, free when the last of them dies.
+
+    Args:
+        ring: of the slots.
+        counters: count what is opened.
+    """
+
+    def __init__(self, ring: Ring, counters: Counters) -> None:
+        self.ring = ring
+        self.counters = counters
+        self.plans = Plans()
+
+    def count(self, batch: Batch) -> None:
+        """Count a batch that is handed out."""
+        counters = self.counters
         counters.batches += 1
-        counters.samples += self.samples
-        counters.nbytes += self.nbytes
-        if self.has_value:
-            return self.value
-        if self.slot is None:
-            assert self.envelope is not None
-            counters.nbytes += codec.nbytes_of(self.envelope) - self.nbytes
-            counters.inline_batches += 1
-            return codec.decode(self.envelope, None)
-        memory = _lend(ring, self.slot, self.nbytes)
-        if not self.partials:
-            assert self.envelope is not None
-            return codec.decode(self.envelope, memory)
-        counters.split_batches += 1
-        partials = [partial for row in sorted(self.partials) if (partial := self.partials[row].partial) is not None]
+        counters.samples += batch.samples
+        counters.nbytes += batch.nbytes
+
+    def open(self, batch: Batch) -> Any:
+        """Return what the user gets."""
+        self.count(batch)
+        if batch.has_value:
+            return batch.value
+        envelope, slot = batch.envelope, batch.slot
+        if batch.partials:
+            return self._merged(batch)
+        assert envelope is not None
+        plan = self.plans.of(envelope)
+        if slot is None:
+            self.counters.nbytes += codec.nbytes_of(envelope) - batch.nbytes
+            self.counters.inline_batches += 1
+            if plan is None:
+                return codec.decode(envelope, None)
+            return plan.open(codec.inline_memory(envelope, plan.inline_start))
+        memory = _lend(self.ring, slot, batch.nbytes)
+        return codec.decode(envelope, memory) if plan is None else plan.open(memory)
+
+    def _merged(self, batch: Batch) -> Any:
+        """Return a batch that several workers have filled."""
+        assert batch.slot is not None
+        self.counters.split_batches += 1
+        memory = _lend(self.ring, batch.slot, batch.nbytes)
+        partials = [partial for row in sorted(batch.partials) if (partial := batch.partials[row].partial) is not None]
         arena = Arena(memory)
         if not isinstance(partials[0][0], ColumnSpec):
-            arena.used = self.nbytes  # the rows are there; what is collated only now comes after them
+            arena.used = batch.nbytes  # the rows are there; what is collated only now comes after them
         try:
             merged = merge(partials, arena)
         except Exception:
             # Samples of different workers that do not collate fail here; report it as a worker's failure.
-            error = ExceptionWrapper(where=f"in DataLoader worker process {self.worker or 0}")
+            error = ExceptionWrapper(where=f"in DataLoader worker process {batch.worker or 0}")
         else:
-            if arena.used > self.nbytes:
-                ring.note(self.slot, arena.used)
+            if arena.used > batch.nbytes:
+                self.ring.note(batch.slot, arena.used)
             return merged
         error.reraise()
         raise AssertionError  # `reraise` has raised

@@ -21,7 +21,7 @@ from penstock.loader.counters import Counters
 from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
-from penstock.loader.scheduling.batch import Batch
+from penstock.loader.scheduling.batch import Batch, Opener
 from penstock.loader.scheduling.batches_in_flight import BatchWindow
 from penstock.loader.scheduling.crashes import CrashCounter
 from penstock.loader.scheduling.dispatch_policy import Dispatch
@@ -57,6 +57,7 @@ class Scheduler:
         snapshot_every: int = 1,
         autoscale: AutoscalePolicy | None = None,
         first_batch: FirstBatch | None = None,
+        opener: Opener | None = None,
     ) -> None:
         self._worker_spec = worker_spec
         self._ring = ring
@@ -66,6 +67,7 @@ class Scheduler:
         self._timeout_s = timeout_s if timeout_s > 0 else None
         self._spare_slots = spare_slots
         self._snapshot_every = snapshot_every
+        self._opener = opener or Opener(ring, counters)
         self._first_batch = first_batch
         """While there is one worker, and its first batch decides how many there will be."""
         self._seq = 0
@@ -223,7 +225,7 @@ class Scheduler:
             raise
         batch.raise_error(self._ring)
         self.consumed = self._window.take_consumed()
-        return batch.open(self._ring, self._counters)
+        return self._opener.open(batch)
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
 

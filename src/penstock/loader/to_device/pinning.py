@@ -21,6 +21,7 @@ import torch
 from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Device, Event, Registration, TensorSpec, device_of
 from penstock.loader.to_device.prefetch import DEPTH
+from penstock.loader.transport.ring import MOST_PENDING
 
 PinMemory = bool | Literal["auto"] | Device
 
@@ -57,7 +58,7 @@ def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> 
         return Pinning(
             pin=target.register,
             numa_node=target.numa_node,
-            slots_in_copies=DEPTH,
+            slots_in_copies=DEPTH + MOST_PENDING,
             reason=f"slots, for copies to {target.name}{_near(target)}"
             if target.can_register
             else f"a copy in torch's pinned memory, because {target.name} cannot page-lock slots",
@@ -87,7 +88,7 @@ def _fenced(device: Device) -> Pinning:
         pin=device.register,
         fence=device.fence,
         numa_node=device.numa_node,
-        slots_in_copies=1,
+        slots_in_copies=MOST_PENDING,
         reason=f"slots, fenced by {device.name}{_near(device)}",
     )
 
@@ -99,7 +100,8 @@ def _near(device: Device) -> str:
 def measure_pinning(device: Device) -> tuple[bool, str]:
     """Return whether copies to `device` gain by pinned memory on this machine, and what was measured, for people."""
     if device.name not in _measured:
-        _measured[device.name] = _measure(device)
+        with device.outside_capture():
+            _measured[device.name] = _measure(device)
     return _measured[device.name]
 
 

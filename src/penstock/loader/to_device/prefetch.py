@@ -1,29 +1,32 @@
 """Copies batches from their slots to the device, on a side stream, while the consumer computes.
 
-When batch k is handed out, the copy of batch k+1 starts, if its host batch is there already. If it is not, only its
-destination is allocated (batches mostly have the same shapes): the copy then waits for what the device had been given
-before step k, not for step k itself, however late it starts.
+When batch k is handed out, the copies of the next two start, if their host batches are there already. If the next one
+is not, only its destination is allocated (batches mostly have the same shapes): the copy then waits for what the device
+had been given before step k, not for step k itself, however late it starts. So it is with `num_workers=0`, where a
+batch is made when it is asked for, while the device is still at the step before.
 
-A host batch is kept until the event of its copy has passed; then its views die, and its slot is free.
+Most batches are a tree of tensors in a slot, and come as they lie there (`InSlot`): parts of the slot are copied, no
+host tensor is made, and the slot is free when the copy is over. Of other batches each part is moved by itself, and the
+host batch is kept until the event of its copy has passed; then its views die, and its slot is free.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from penstock.core.tree import map_leaves, tensors
-from penstock.device.base import Device, Event, TensorSpec
+from penstock.device.base import Device, Event, Mark, TensorSpec
 from penstock.device.oom import is_out_of_memory
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
-from penstock.loader.to_device.prefetch_depth import DepthTrial
+from penstock.loader.to_device.copy_plan import CopyPlan, InSlot
+from penstock.loader.transport.ring import MOST_PENDING
 
 _WHOSE_ERROR = (
     "It was reported while penstock asked for a copy, which runs no kernel: what failed was started by the program "
@@ -35,11 +38,14 @@ _WITHOUT_MEMORY = (str, bytes, int, float, complex, np.generic, type(None))
 DEPTH = 2
 """Batches copied ahead of the one in use, at most: one overlaps with the step, another absorbs jitter."""
 
+_TIMED_EVERY = 64
+"""In one of so many steps the device's wait for its batch is timed; the first is the ninth."""
+
 
 class HostBatches(Protocol):
     """Where the batches come from; see `Scheduler` and `InlineScheduler`.
 
-    The prefetcher calls both methods, in the thread that iterates.
+    The prefetcher calls both methods, in the thread that iterates. Each returns a host batch, or an `InSlot`.
     """
 
     def next_batch(self) -> Any:
@@ -54,6 +60,8 @@ class HostBatches(Protocol):
 class _Memory(NamedTuple):
     """Where a batch will be on the device."""
 
+    layout: Hashable
+    """What it was allocated for: a plan, or the specs of tensors."""
     tensors: list[torch.Tensor]
     free: Event
     """Behind everything that may still use it."""
@@ -61,31 +69,27 @@ class _Memory(NamedTuple):
     """The consumer's, that it was allocated on."""
 
 
-@dataclass(slots=True)
-class _Arrival:
+class _Arrival(NamedTuple):
     """A batch whose copy is under way."""
 
     host: Any
-    moved: dict[int, torch.Tensor]
-    """The destination of each of its tensors, by the tensor's id."""
+    """An `InSlot`, or the host batch."""
+    memory: _Memory
+    leaves: list[torch.Tensor]
+    """Of the host batch, those that `memory` has the destinations of."""
     event: Event
-    stream: object
-    """The consumer's stream that the destinations were allocated on."""
     consumed: Sequence[Consumed]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.moved.values())
+    nbytes: int
 
 
-@dataclass(slots=True)
 class InFlightCopies:
     """The copies under way. It has no reference to the source of batches, so that it can outlive the loader."""
 
-    device: Device
-    arriving: deque[_Arrival] = field(default_factory=deque)
-    leaving: deque[tuple[Any, Event]] = field(default_factory=deque)
-    """Host batches that were handed out, until their copies are over."""
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.arriving: deque[_Arrival] = deque()
+        self.leaving: deque[tuple[Any, Event]] = deque()
+        """Host batches that were handed out, until their copies are over."""
 
     def close(self) -> None:
         """Drop what will not be asked for; waits for its copies, so that the memory may be reused."""
@@ -93,8 +97,13 @@ class InFlightCopies:
         with contextlib.suppress(torch.AcceleratorError), self.device.outside_capture():
             for event in [*(arrival.event for arrival in self.arriving), *(event for _, event in self.leaving)]:
                 event.synchronize()
-        self.arriving.clear()
-        self.leaving.clear()
+        while self.arriving:
+            arrival = self.arriving.popleft()
+            arrival.event.close()
+            if type(arrival.host) is InSlot:
+                arrival.host.ring.release(arrival.host.slot)
+        while self.leaving:
+            self.leaving.popleft()[1].close()
 
 
 class Prefetcher:
@@ -104,8 +113,7 @@ class Prefetcher:
         source: gives host batches.
         device: where they go.
         budget_nbytes: the most bytes of device memory that batches under way may take; one is always allowed.
-        counters: counts copies, and those that were over before their batch was asked for.
-        trial: decides how many to copy ahead; `DEPTH` without one.
+        counters: counts copies, and times how long the device waits for some.
         keep: called with each leaf that stays on the host and may hold memory (an array, an object of a class of the
             user's), which the user may copy from; returns what to hand out in its place.
         consumed_of: returns what the last batch of `source` consumed; `consumed` is then that of the one handed out.
@@ -118,7 +126,6 @@ class Prefetcher:
         *,
         budget_nbytes: int,
         counters: Counters,
-        trial: DepthTrial | None = None,
         keep: Callable[[Any], Any] = lambda leaf: leaf,
         consumed_of: Callable[[], Sequence[Consumed]] = tuple,
     ) -> None:
@@ -126,17 +133,17 @@ class Prefetcher:
         self._device = device
         self._budget = budget_nbytes
         self._counters = counters
-        self._trial = trial
         self._keep = keep
-        if trial is not None:
-            trial.pause()
         self.in_flight = InFlightCopies(device)
         self._arriving, self._leaving = self.in_flight.arriving, self.in_flight.leaving
         self._error: Exception | None = None
-        self._tensor_specs: list[TensorSpec] = []
+        self._layout: Hashable = None
+        """Of the batch that was sent last."""
         self._consumed_of = consumed_of
         self.consumed: Sequence[Consumed] = ()
         self._reserved: _Memory | None = None
+        self._marks: tuple[Mark | None, Mark | None] = (None, None)
+        """Around the consumer's wait for a copy, until both have passed."""
 
     def next_batch(self) -> Any:
         """Return the next batch, on the device and ordered on the current stream.
@@ -166,41 +173,62 @@ class Prefetcher:
     def close(self) -> None:
         """End the copies under way, and drop their batches."""
         self._reserved = self._error = None
+        self._marks = None, None
         self.in_flight.close()
-        if self._trial is not None:
-            self._trial.pause()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _next_batch(self) -> Any:
-        self._drop_finished()
-        if self._trial is not None:
-            self._trial.step(lambda: self._device.record_event().synchronize())
-            self._counters.prefetch = self._trial.summary
+        if self._leaving:
+            self._drop_finished()
         if not self._arriving:
             self._raise_error()
             self._send(self._source.next_batch())
-        arrival = self._arriving.popleft()
+        arrival, device, counters = self._arriving.popleft(), self._device, self._counters
         self.consumed = arrival.consumed
-        self._counters.uploads += 1
-        self._counters.uploads_hidden += arrival.event.query()
-        self._device.wait_event(arrival.event)
-        if arrival.stream != self._device.current_stream():
-            for tensor in arrival.moved.values():
-                self._device.record_use(tensor)
-        batch = map_leaves(lambda leaf: self._on_device(leaf, arrival), arrival.host)
-        # Behind what `_on_device` may have started on the consumer's stream.
-        self._leaving.append(
-            (arrival.host, self._device.record_event() if _has_movers(arrival.host) else arrival.event)
-        )
+        counters.uploads += 1
+        if counters.uploads % _TIMED_EVERY == 9:
+            self._wait_timed(arrival.event)
+        else:
+            device.wait_event(arrival.event)
+        host, memory = arrival.host, arrival.memory
+        if memory.stream != device.current_stream():
+            for tensor in memory.tensors:
+                device.record_use(tensor)
+        if type(host) is InSlot:
+            batch = host.plan.build(memory.tensors)
+            host.ring.free_after(host.slot, arrival.event)
+        else:
+            batch = self._move(arrival)
         self._look_ahead()
-        self._counters.uploading_nbytes = sum(one.nbytes for one in self._arriving)
+        counters.uploading_nbytes = sum([one.nbytes for one in self._arriving])
         return batch
+
+    def _move(self, arrival: _Arrival) -> Any:
+        """Return a host batch with what the device has in place of its leaves, and keep it until it may die."""
+        moved = dict(zip(map(id, arrival.leaves), arrival.memory.tensors, strict=True))
+        batch = map_leaves(lambda leaf: self._on_device(leaf, moved), arrival.host)
+        event = arrival.event
+        if _has_movers(arrival.host):  # behind what these have started on the consumer's stream
+            event = self._device.record_event()
+            arrival.event.close()
+        self._leaving.append((arrival.host, event))
+        return batch
+
+    def _wait_timed(self, event: Event) -> None:
+        """Have the consumer wait for `event`, between two marks."""
+        before, after = self._marks
+        if before is not None and after is not None and before.query() and after.query():
+            self._counters.copy_waits += 1
+            self._counters.copy_wait_ns += int(before.elapsed_time(after) * 1e6)
+        before = self._device.mark()
+        self._device.wait_event(event)
+        self._marks = before, self._device.mark()
 
     def _look_ahead(self) -> None:
         """Start the copies of the batches that are there; allocate a destination for the one that is not."""
-        depth = DEPTH if self._trial is None else self._trial.depth
-        while self._error is None and len(self._arriving) < depth and self._has_budget():
+        arriving = self._arriving
+        while len(arriving) < DEPTH and self._error is None and (not arriving or self._has_budget()):
             try:
                 found = self._source.try_next()
                 if found is None:
@@ -221,39 +249,65 @@ class Prefetcher:
 
     def _has_budget(self) -> bool:
         under_way = [arrival.nbytes for arrival in self._arriving]
-        return not under_way or sum(under_way) + max(under_way) <= self._budget
+        return sum(under_way) + max(under_way) <= self._budget
 
     def _reserve(self) -> None:
-        if self._reserved is None and self._tensor_specs:
-            self._reserved = self._allocate(self._tensor_specs)
+        if self._reserved is None and self._layout is not None:
+            self._reserved = self._allocate(self._layout)
 
-    def _allocate(self, tensor_specs: list[TensorSpec]) -> _Memory:
-        tensors = [self._device.empty(tensor_spec) for tensor_spec in tensor_specs]
-        return _Memory(tensors, self._device.record_event(), self._device.current_stream())
+    def _take_memory(self, layout: Hashable) -> _Memory:
+        reserved, self._reserved, self._layout = self._reserved, None, layout
+        if reserved is None:
+            return self._allocate(layout)
+        if reserved.layout == layout:
+            return reserved
+        reserved.free.close()
+        return self._allocate(layout)
+
+    def _allocate(self, layout: Any) -> _Memory:
+        specs = layout.specs if type(layout) is CopyPlan else layout
+        device = self._device
+        return _Memory(layout, [*map(device.empty, specs)], device.record_event(), device.current_stream())
 
     def _send(self, host: Any) -> None:
+        if type(host) is InSlot:
+            self._send_slot(host)
+            return
         leaves = [leaf for leaf in tensors(host) if _is_copied(leaf)]
-        tensor_specs = [TensorSpec.of(leaf) for leaf in leaves]
-        fits = self._reserved is not None and tensor_specs == self._tensor_specs
-        memory = self._reserved if self._reserved is not None and fits else self._allocate(tensor_specs)
-        self._reserved, self._tensor_specs = None, tensor_specs
+        memory = self._take_memory(tuple(map(TensorSpec.of, leaves)))
         event = self._device.upload(list(zip(memory.tensors, leaves, strict=True)), memory.free)
-        moved = dict(zip(map(id, leaves), memory.tensors, strict=True))
-        self._arriving.append(_Arrival(host, moved, event, memory.stream, self._consumed_of()))
+        nbytes = sum(tensor.nbytes for tensor in memory.tensors)
+        self._arriving.append(_Arrival(host, memory, leaves, event, self._consumed_of(), nbytes))
 
-    def _on_device(self, leaf: Any, arrival: _Arrival) -> Any:
+    def _send_slot(self, host: InSlot) -> None:
+        plan, slot, ring = host
+        try:
+            memory = self._take_memory(plan)
+        except BaseException:
+            ring.release(slot)
+            raise
+        event = self._device.upload_parts(memory.tensors, slot.address, plan.parts, memory.free)
+        self._arriving.append(_Arrival(host, memory, [], event, self._consumed_of(), plan.nbytes))
+
+    def _on_device(self, leaf: Any, moved: dict[int, torch.Tensor]) -> Any:
         """Return what the device has in place of a leaf of the host batch."""
-        moved = arrival.moved.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
-        if moved is not None:
-            return moved
+        there = moved.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
+        if there is not None:
+            return there
         mover = getattr(leaf, "to", None)
         if callable(mover):
             return mover(self._device.torch_device, non_blocking=True)
         return leaf if isinstance(leaf, _WITHOUT_MEMORY) else self._keep(leaf)
 
     def _drop_finished(self) -> None:
-        while self._leaving and self._leaving[0][1].query():
-            self._leaving.popleft()
+        """Drop the host batches whose copies are over; wait where too many are pending, as the ring does."""
+        leaving = self._leaving
+        while leaving and (len(leaving) > MOST_PENDING or leaving[0][1].query()):
+            event = leaving[0][1]
+            if not event.query():
+                event.synchronize()
+            del leaving[0]
+            event.close()
 
 
 def _is_copied(tensor: torch.Tensor) -> bool:

@@ -156,17 +156,10 @@ def nbytes_of(envelope: bytes | memoryview) -> int:
 
 def decode(envelope: bytes | memoryview, memory: np.ndarray | None) -> Any:
     """Rebuild the object of `envelope`; `memory` is its slot (uint8), None when the envelope is inline."""
-    _, count, flags = _HEAD.unpack_from(envelope)
-    at = _HEAD.size
-    spans = [_SPAN.unpack_from(envelope, at + i * _SPAN.size) for i in range(count)]
-    at += count * _SPAN.size
-    (length,) = _LENGTH.unpack_from(envelope, at)
-    at += _LENGTH.size
-    skeleton = memoryview(envelope)[at : at + length]
-    if flags & _INLINE:
-        # A copy, so that the tensors are writable and aligned.
-        memory = np.frombuffer(bytearray(memoryview(envelope)[at + length :]), np.uint8) if count else None
-    if flags & _TREE:
+    spans, skeleton, end = _parse(envelope)
+    if is_inline(envelope):
+        memory = inline_memory(envelope, end) if spans else None
+    if _is_tree(envelope):
         return plain_tree.rebuild(
             pickle.loads(skeleton),
             lambda number, dtype, elements: torch.frombuffer(
@@ -175,6 +168,42 @@ def decode(envelope: bytes | memoryview, memory: np.ndarray | None) -> Any:
         )
     buffers = [] if memory is None else [memory[offset : offset + nbytes] for offset, nbytes in spans]
     return pickle.loads(skeleton, buffers=buffers)
+
+
+def _parse(envelope: bytes | memoryview) -> tuple[list[tuple[int, int]], memoryview, int]:
+    """Return the offset and length of each buffer, the skeleton, and where what follows it begins."""
+    _, count, _ = _HEAD.unpack_from(envelope)
+    at = _HEAD.size
+    spans: list[Any] = [_SPAN.unpack_from(envelope, at + i * _SPAN.size) for i in range(count)]
+    at += count * _SPAN.size
+    (length,) = _LENGTH.unpack_from(envelope, at)
+    at += _LENGTH.size
+    return spans, memoryview(envelope)[at : at + length], at + length
+
+
+def inline_memory(envelope: bytes | memoryview, start: int) -> np.ndarray:
+    """Return a copy (uint8) of the buffers in an envelope: writable, and aligned as their offsets are."""
+    return np.frombuffer(bytearray(memoryview(envelope)[start:]), np.uint8)
+
+
+def _is_tree(envelope: bytes | memoryview) -> bool:
+    return bool(envelope[_HEAD.size - 1] & _TREE)
+
+
+def description_nbytes(envelope: bytes) -> int:
+    """Return how many bytes describe the batch of an envelope, before its buffers; 0 unless it is a plain tree."""
+    if not _is_tree(envelope):
+        return 0
+    if not is_inline(envelope):
+        return len(envelope)
+    at = _HEAD.size + _SPAN.size * int(_HEAD.unpack_from(envelope)[1])
+    return at + _LENGTH.size + int(_LENGTH.unpack_from(envelope, at)[0])
+
+
+def describe(envelope: bytes) -> tuple[list[int], list[plain_tree.TensorNode], plain_tree.Build]:
+    """Return the offset of each tensor of a plain tree, the tensors, and what builds the batch of them."""
+    spans, skeleton, _ = _parse(envelope)
+    return [offset for offset, _ in spans], *plain_tree.compiled(pickle.loads(skeleton))
 
 
 class _Pickler(ForkingPickler):

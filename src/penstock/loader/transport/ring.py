@@ -1,7 +1,8 @@
 """The ring: a loader's slots, from being free to being free again.
 
     free ──acquire──▶ filling ──commit──▶ ready ──lend──▶ held ──(last view dies)──▶ free
-                         └──────────────── release ─────────┘          └─▶ copying ──(fence passes)──┘
+                         │                  │               └─▶ copying ──(fence passes)──┘
+                         └──── release ─────┴──free_after──────▶ copying ──(event passes)─┘
 
 Only the training process has a ring, so its states need no lock between processes. A worker receives a slot's place
 and never learns its state. A lease is given back by the finalizer of the array under the batch's views, which may
@@ -9,7 +10,11 @@ run in any thread and at any allocation: it only appends to a deque, which `acqu
 
 Slots may be page-locked for a device (`pin`). Copies that the user has started may then still read the slot after its
 last view has died, and torch guards only memory of its own allocator. So such a slot is not free before an event
-passes that stands for everything the device had been given when the view was found dead (`fence`).
+passes that stands for everything the device had been given when the view was found dead (`fence`). What penstock copies
+itself is never lent: such a slot is free when the copy's own event has passed (`free_after`).
+
+At most `MOST_PENDING` of these events are left pending: then the oldest is waited for. A host whose steps are a launch
+or two would else run as far ahead of the device as there is memory for slots.
 
 A process that the program forks sees held slots, too: such a slot stays held until that process has ended.
 """
@@ -34,6 +39,9 @@ from penstock.loader.transport.slot import PageLock, Slot, SlotState
 GENEROUS_NBYTES = 256 << 20
 """Size of a slot on a sparse segment while no batch has shown its size; untouched pages cost nothing."""
 
+MOST_PENDING = 3
+"""Events that copies are behind and that have not passed."""
+
 _MODEST_NBYTES = 1 << 20
 _GRAIN = 2 << 20
 
@@ -47,6 +55,10 @@ class Fence(Protocol):
 
     def synchronize(self) -> None:
         """Wait until it has passed."""
+        ...
+
+    def close(self) -> None:
+        """Give it back."""
         ...
 
 
@@ -95,7 +107,10 @@ class Ring:
         self._pin = pin
         self._pin_budget = budget_nbytes if pin_budget_nbytes is None else pin_budget_nbytes
         self._fence = fence
-        self._copying: deque[tuple[Slot, Fence | None]] = deque()
+        self._copying: deque[tuple[Fence, list[Slot]]] = deque()
+        """Slots that copies read, by the event behind the copies."""
+        self._unfenced: list[Slot] = []
+        """Slots that copies may read, and no event is behind these yet."""
         self._budget = budget_nbytes
         self._sparse = sparse
         self.announce = announce
@@ -103,6 +118,8 @@ class Ring:
         self._free: deque[Slot] = deque()
         self._returned: deque[_Lease] = deque()
         self._leases: dict[Slot, _Lease] = {}
+        self._count = 0
+        """Of all slots."""
         self._read_by_forks: list[Slot] = []
         self._next_number = 0
         self._batch_nbytes = 0
@@ -136,9 +153,12 @@ class Ring:
         return self._can_fill_free() or self._affordable(1) > 0
 
     def is_tight(self) -> bool:
-        """Return whether the user's held batches leave the pipeline fewer than two slots to work with."""
+        """Return whether the user's held batches leave the pipeline fewer than two slots to work with.
+
+        Slots that copies read are waited for.
+        """
         self._take_returned()
-        return self._count_in_use() - len(self._copying) < 2 and not self.can_acquire()
+        return self._count_in_use() - self._count_copying() < 2 and not (self.can_acquire() or self._await_copies())
 
     def acquire_larger(self, nbytes: int) -> Slot | None:
         """Take a slot of at least `nbytes` bytes; slots made from now on are that large."""
@@ -164,6 +184,15 @@ class Ring:
         lease.slot = slot
         return memory
 
+    def free_after(self, slot: Slot, event: Fence) -> None:
+        """Free a slot that was not lent when the copy has been made that `event` is behind; the ring closes the event.
+
+        Waits for older copies where too many are pending.
+        """
+        slot.move(SlotState.COPYING, SlotState.READY)
+        self._copying.append((event, [slot]))
+        self._end_copies()
+
     def release(self, slot: Slot) -> None:
         """Free a slot whose batch will not be handed out."""
         slot.move(SlotState.FREE, SlotState.FILLING, SlotState.READY)
@@ -184,6 +213,7 @@ class Ring:
         number = self._take_number()
         slot = Slot(number, 0, segment.nbytes, segment.memory, SlotState.READY, used_nbytes=nbytes)
         self._segments[number] = _Segment(segment, [slot])
+        self._count += 1
         self.announce(number, segment)
         while self._free and self._cost(self._all_slots()) > self._budget:
             self._retire(self._free.popleft())  # the least recently used
@@ -237,7 +267,9 @@ class Ring:
         self._segments.clear()
         self._free.clear()
         self._copying.clear()
+        self._unfenced.clear()
         self._read_by_forks.clear()
+        self._count = 0
 
     def before_fork(self) -> None:
         """Note for slots that the user holds that another process will see them."""
@@ -258,7 +290,9 @@ class Ring:
             _of_parents.append([self._segments.pop(number) for number in shared])
             self._free = deque(slot for slot in self._free if slot.segment not in shared)
             self._copying.clear()
+            self._unfenced.clear()
             self._read_by_forks.clear()
+            self._count = len(self._all_slots())
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -279,33 +313,48 @@ class Ring:
                     self._read_by_forks.append(slot)
                 else:
                     self._take_back(slot)
-        if self._copying:
+        if self._copying or self._unfenced:
             self._end_copies()
 
     def _take_back(self, slot: Slot) -> None:
         if slot.page_lock is not None and self._fence is not None:
             slot.move(SlotState.COPYING, SlotState.HELD)
-            self._copying.append((slot, None))
+            self._unfenced.append(slot)
         else:
             slot.move(SlotState.FREE, SlotState.HELD)
             self._reuse(slot)
 
     def _end_copies(self) -> None:
-        """Put one fence behind all copies that have none; free the slots whose fence has passed."""
-        assert self._fence is not None
-        if self._copying[-1][1] is None and (event := self._fence()) is not None:
-            self._copying = deque((slot, own or event) for slot, own in self._copying)
-        while self._copying and (first := self._copying[0][1]) is not None and first.query():
-            slot, _ = self._copying.popleft()
+        """Put one fence behind all copies that have none; free the slots whose copies are over."""
+        if self._unfenced:
+            assert self._fence is not None
+            if (event := self._fence()) is not None:
+                self._copying.append((event, self._unfenced))
+                self._unfenced = []
+        copying = self._copying
+        while copying and (len(copying) > MOST_PENDING or copying[0][0].query()):
+            self._end_oldest_copies()
+
+    def _end_oldest_copies(self) -> None:
+        event, slots = self._copying[0]
+        if not event.query():
+            event.synchronize()
+        del self._copying[0]
+        event.close()
+        for slot in slots:
             slot.move(SlotState.FREE, SlotState.COPYING)
             self._reuse(slot)
 
     def _await_copies(self) -> bool:
-        """Wait for the oldest copies; return whether a slot is free now."""
-        if self._copying and (event := self._copying[0][1]) is not None:
-            event.synchronize()
-            self._end_copies()
-        return self._can_fill_free()
+        """Wait for copies, the oldest first, until a slot is free; return whether one is."""
+        while not self._can_fill_free():
+            if not self._copying:
+                return False
+            self._end_oldest_copies()
+        return True
+
+    def _count_copying(self) -> int:
+        return len(self._unfenced) + sum(len(slots) for _, slots in self._copying)
 
     def _page_lock(self, slot: Slot) -> None:
         """Page-lock what batches use of `slot`, and an eighth more, once; stop pinning when the system refuses."""
@@ -316,9 +365,11 @@ class Ring:
         if sum(other.locked_nbytes for other in self._all_slots()) + nbytes > self._pin_budget:
             return
         slot.page_lock = self._pin(slot.memory[:nbytes])
-        slot.locked_nbytes = nbytes if slot.page_lock is not None else 0
         if slot.page_lock is None:
-            self._pin = None
+            self._pin, slot.locked_nbytes = None, 0
+        else:
+            slot.locked_nbytes = nbytes
+            slot.address = np.frombuffer(slot.memory, np.uint8).ctypes.data
 
     def _reuse(self, slot: Slot) -> None:
         if slot.segment not in self._segments:  # of the process that this one was forked from
@@ -332,6 +383,7 @@ class Ring:
         """Drop a slot that batches have outgrown, and its segment with the last of its slots."""
         segment = self._segments[slot.segment]
         segment.slots.remove(slot)
+        self._count -= 1
         slot.drop_memory()
         if not segment.slots:
             del self._segments[slot.segment]
@@ -376,8 +428,7 @@ class Ring:
 
     def _count_in_use(self) -> int:
         """Return how many slots are neither free nor held by the user."""
-        held = len(self._leases) + len(self._read_by_forks)
-        return sum(len(segment.slots) for segment in self._segments.values()) - len(self._free) - held
+        return self._count - len(self._free) - len(self._leases) - len(self._read_by_forks)
 
     def _all_slots(self) -> list[Slot]:
         return [slot for segment in list(self._segments.values()) for slot in list(segment.slots)]
@@ -403,6 +454,7 @@ class Ring:
         self._grown += bool(self._segments)
         self._segments[number] = segment
         self._free.extend(segment.slots)
+        self._count += len(segment.slots)
         self.announce(number, memory)
         return True
 

@@ -18,7 +18,7 @@ class PageLock(Protocol):
 
 
 class SlotState(Enum):
-    """Who may use a slot: nobody, a worker, nobody yet, the user, copies that the user has started."""
+    """Who may use a slot: nobody, a worker, nobody yet, the user, copies to a device that are under way."""
 
     FREE = "free"
     FILLING = "filling"
@@ -41,6 +41,8 @@ class Slot:
     page_lock: PageLock | None = None
     """What page-locks its first `locked_nbytes` bytes."""
     locked_nbytes: int = 0
+    address: int = 0
+    """Of its page-locked memory."""
     readers: list[ForkedReaders] = field(default_factory=list)
     """Processes that were forked while the user held it."""
 
@@ -49,9 +51,9 @@ class Slot:
         self.readers = [readers for readers in self.readers if not readers.have_gone()]
         return bool(self.readers)
 
-    def move(self, to: SlotState, *allowed: SlotState) -> None:
-        """Change state, from one of `allowed` only."""
-        if self.state not in allowed:
+    def move(self, to: SlotState, before: SlotState, or_before: SlotState | None = None) -> None:
+        """Change state, from one of these only."""
+        if self.state is not before and self.state is not or_before:
             raise AssertionError(f"a slot cannot become {to.value} while it is {self.state.value}")
         self.state = to
 

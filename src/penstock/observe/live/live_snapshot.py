@@ -79,6 +79,9 @@ class LiveSnapshot:
     processes: int = 1
     """Processes of the run."""
 
+    copy_wait_s: float | None = None
+    """Seconds a step that the device waited for that loader's copies; None where that is not timed."""
+
     since_batch_s: float = 0.0
     """Seconds since the last batch was handed out."""
 

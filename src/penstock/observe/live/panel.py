@@ -120,6 +120,8 @@ def _stage_row(snapshot: LiveSnapshot, straggler: Straggler | None) -> Text:
     text = Text("  ms per batch  ", style="dim")
     for number, (name, milliseconds) in enumerate(stages):
         text.append(f"{' · ' if number else ''}{name} ", "dim").append(f"{milliseconds:.1f}", "none")
+    if snapshot.copy_wait_s is not None:
+        text.append(" · GPU waited for copies ", "dim").append(f"{snapshot.copy_wait_s * 1e3:.2f}", "none")
     return text
 
 

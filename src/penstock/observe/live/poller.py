@@ -176,7 +176,8 @@ class RunPoller:
         self._registry.iterated()  # it has a number from now on
         is_watched = loader.iterator_kind in ("own", "fallback")
         snapshot = replace(snapshot, loader=loader.name, made_at=loader.made_at, is_watched=is_watched)
-        return with_position(snapshot, counters.get(loader) or loader.statistics())
+        counted = counters.get(loader) or loader.statistics()
+        return with_position(replace(snapshot, copy_wait_s=counted.copy_wait_s), counted)
 
 
 def with_position(snapshot: LiveSnapshot, counted: LoaderStatistics) -> LiveSnapshot:

@@ -40,11 +40,18 @@ def measure_transfer(shape: tuple[int, ...], dtype: torch.dtype, device: Device)
         return TransferReport(device=device.name, nbytes=batch.nbytes, host_copies=host_copies)
     registration = device.register(segment.memory)
     try:
-        copies = _time_device_copies(device, batch, slot, is_pinned=registration is not None)
-        step_s = _time_steps(device, slot, copies[-1].total_s) if device.torch_device.type != "cpu" else {}
+        with device.outside_capture():
+            return _measured_report(device, batch, slot, host_copies, is_pinned=registration is not None)
     finally:
         if registration is not None:
             registration.close()
+
+
+def _measured_report(
+    device: Device, batch: torch.Tensor, slot: torch.Tensor, host_copies: list[CopyTiming], *, is_pinned: bool
+) -> TransferReport:
+    copies = _time_device_copies(device, batch, slot, is_pinned=is_pinned)
+    step_s = _time_steps(device, slot, copies[-1].total_s) if device.torch_device.type != "cpu" else {}
     return TransferReport(
         device=device.name, nbytes=batch.nbytes, host_copies=host_copies, device_copies=copies, step_s=step_s
     )

@@ -73,6 +73,16 @@ def count_text(count: float) -> str:
     return f"{count:,.0f}".replace(",", " ")
 
 
+def uploads_text(batches: int, copy_wait_s: float | None) -> str:
+    """Return how many batches were copied to a device, and how long it waited for them.
+
+    >>> uploads_text(1200, 0.00002), uploads_text(3, None)
+    ('1 200 batches; the GPU waited 0.02 ms a step for copies', '3 batches')
+    """
+    waited = "" if copy_wait_s is None else f"; the GPU waited {copy_wait_s * 1e3:.2f} ms a step for copies"
+    return f"{count_text(batches)} batches{waited}"
+
+
 def time_text(seconds: float) -> str:
     """Return a duration in the unit that suits its size.
 

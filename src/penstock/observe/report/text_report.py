@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.core.stats import LoaderStatistics
 from penstock.core.units import size_text
 from penstock.observe.record.compare_digests import compare_ranks, digest_text
-from penstock.observe.record.formatting import percent_text, rate_text, time_text
+from penstock.observe.record.formatting import percent_text, rate_text, time_text, uploads_text
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text, settings_text
 from penstock.observe.record.memory_parts import device_memory_bar
 from penstock.observe.record.rank_record import RankRecord
@@ -129,10 +129,7 @@ def _setting_lines(loader: LoaderRecord) -> list[str]:
     if statistics.dispatch:
         lines.append(f"    dispatch: {statistics.dispatch} ({statistics.dispatch_reason})")
     if statistics.uploads:
-        lines.append(
-            f"    copied to the device: {statistics.uploads} batches, {statistics.uploads_hidden} of them before they "
-            f"were asked for; {statistics.prefetch}"
-        )
+        lines.append(f"    copied to the device: {uploads_text(statistics.uploads, statistics.copy_wait_s)}")
     if statistics.pinning:
         lines.append(f"    pinned: {statistics.pinning}")
     return lines

@@ -8,7 +8,7 @@ from penstock.core.units import size_text
 from penstock.observe.record.compare_runs import Comparison, Difference
 from penstock.observe.record.comparison_text import Row, rows, verdict
 from penstock.observe.record.finding import Finding
-from penstock.observe.record.formatting import count_text, percent_text, rate_text, time_text
+from penstock.observe.record.formatting import count_text, percent_text, rate_text, time_text, uploads_text
 from penstock.observe.record.group_loaders import group_loaders, iterator_text, settings_text
 from penstock.observe.record.memory_parts import device_memory_bar
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
@@ -199,8 +199,7 @@ def _loader_view(loader: LoaderRecord) -> LoaderView:
     if statistics.dispatch:
         facts.append(("dispatch", f"{statistics.dispatch.replace('_', ' ')}: {statistics.dispatch_reason}"))
     if statistics.uploads:
-        hidden = f"{count_text(statistics.uploads)}, {count_text(statistics.uploads_hidden)} of them in time"
-        facts += [("copied to the device", hidden), ("copied ahead", statistics.prefetch)]
+        facts.append(("copied to the device", uploads_text(statistics.uploads, statistics.copy_wait_s)))
     facts += [
         ("pinned", statistics.pinning),
         ("slots", _slots(loader)),

@@ -1,0 +1,80 @@
+"""Plans: how the batches of one shape are opened. Their envelopes begin with the same bytes, which describe them.
+
+What comes again is not parsed again: a plan has the place of each tensor, and a function that puts the tensors together
+to the batch. They are views of the slot; or tensors on a device, see `to_device.copy_plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.loader.transport import codec
+
+_MOST_PLANS = 64
+_MOST_NBYTES = 8192
+"""Longer descriptions have text or numbers in them, which hardly come again."""
+
+
+class Plan:
+    """The plan of batches whose envelopes begin as one does.
+
+    Args:
+        envelope: of a plain tree.
+    """
+
+    def __init__(self, envelope: bytes) -> None:
+        self.offsets, self.nodes, self.build = codec.describe(envelope)
+        self.inline_start = codec.description_nbytes(envelope) if codec.is_inline(envelope) else 0
+        """Where the buffers begin in the envelope, if they are there and not in a slot."""
+        self.on_device: Any = None
+        """What `to_device.copy_plan` keeps here."""
+        self._views = [
+            (offset, node.dtype, node.elements, None if (len(node.size), node.stride) == (1, None) else node)
+            for offset, node in zip(self.offsets, self.nodes, strict=True)
+        ]
+
+    def open(self, memory: np.ndarray) -> Any:
+        """Return the batch as views of the memory (uint8) of its slot, or of its envelope's buffers."""
+        tensors = []
+        for offset, dtype, count, node in self._views:
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+            tensors.append(flat if node is None else node.of(flat))
+        return self.build(tensors)
+
+
+class Plans:
+    """The plans of what has come more than once."""
+
+    def __init__(self) -> None:
+        self._plans: dict[bytes, Plan | None] = {}
+
+    def of(self, envelope: bytes) -> Plan | None:
+        """Return the plan of an envelope; None for the first of its kind, and for what is no plain tree.
+
+        >>> from penstock.loader.transport.arena import Arena
+        >>> arena = Arena(np.empty(1 << 16, np.uint8))
+        >>> envelope = codec.encode({"x": torch.arange(5000)}, arena)
+        >>> plans = Plans()
+        >>> plans.of(envelope) is None
+        True
+        >>> plans.of(envelope).open(arena.memory)["x"][:3]
+        tensor([0, 1, 2])
+        """
+        plan = self._plans.get(envelope)
+        return self._look(envelope) if plan is None else plan
+
+    def _look(self, envelope: bytes) -> Plan | None:
+        nbytes = codec.description_nbytes(envelope)
+        if not 0 < nbytes <= _MOST_NBYTES:
+            return None
+        described = envelope[:nbytes]
+        plan = self._plans.get(described)
+        if plan is None:
+            plan = Plan(envelope) if described in self._plans else None
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[described] = plan
+        return plan
