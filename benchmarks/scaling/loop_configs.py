@@ -79,7 +79,6 @@ class LoopConfig:
             link_s=self.link_s + costs.sleep_extra_s / self.batch_size if self.link_s else 0.0,
             cores=costs.cores,
             on_core=self.on_core,
-            is_split=not self.in_bulk,
         )
 
     def dataset(self) -> Dataset[Tensor]:

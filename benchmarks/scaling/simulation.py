@@ -13,7 +13,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from benchmarks.scaling.trainer import Pace, Trainer, pace
 from penstock.loader.scheduling.dispatch_policy import Dispatch
@@ -79,7 +79,6 @@ class _Simulation:
             "",
             workers=trainer.workers,
             prefetch_factor=trainer.prefetch_factor,
-            splittable=trainer.is_split,
         )
         self._dispatch.begin_epoch()
         self._now = 0.0
@@ -114,10 +113,7 @@ class _Simulation:
         while len(self._batches) < self._dispatch.window():
             batch = _Batch()
             self._batches.append(batch)
-            parts = self._dispatch.split(rows)
-            bounds = [rows * part // parts for part in range(parts + 1)]
-            for start, stop in pairwise(bounds):
-                self._submit(batch, stop - start)
+            self._submit(batch, rows)
 
     def _submit(self, batch: _Batch, rows: int) -> None:
         trainer = self._trainer

@@ -52,9 +52,6 @@ class Trainer:
     prefetch_factor: int = 2
     """The most batches in flight for each worker."""
 
-    is_split: bool = False
-    """Whether workers fill a batch together where that is faster, as the loader does on one machine."""
-
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ValueError(f"a trainer needs at least 1 worker, workers is {self.workers}")

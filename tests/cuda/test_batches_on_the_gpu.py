@@ -85,6 +85,31 @@ def test_copies_that_the_user_starts_on_several_streams_are_never_overtaken(work
     assert bool(torch.stack(verdicts).all())
 
 
+@pytest.mark.parametrize("ring_bytes", [None, 16 * 8 * 3 * 64 * 64 * 4])
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"pin_memory": True}], ids=str)
+def test_a_host_with_nothing_else_to_do_is_at_most_six_steps_ahead(options: Any, ring_bytes: int | None) -> None:
+    loader = DataLoader(Numbered(640, SHAPE), batch_size=8, num_workers=2, ring_bytes=ring_bytes, **options)
+    steps: list[torch.cuda.Event] = []
+    for images, _ in loader:
+        assert sum(not step.query() for step in steps) <= 6
+        there = images.to("cuda", non_blocking=True)
+        torch.cuda._sleep(10_000_000)
+        there.clone()
+        steps.append(torch.cuda.Event())
+        steps[-1].record()
+        del images, there
+    assert loader.statistics().ring.copied_out == 0
+
+
+def test_how_long_the_gpu_waited_for_copies_is_timed() -> None:
+    loader = DataLoader(Numbered(400, SHAPE), batch_size=8, num_workers=2, device="cuda")
+    for number, _ in enumerate(loader):
+        if number == 5:
+            assert loader.statistics().copy_wait_s is None
+        torch.cuda._sleep(1_000_000)
+    assert loader.statistics().copy_wait_s is not None
+
+
 def test_a_driver_event_stands_for_all_streams() -> None:
     cuda: Any = device_of("cuda")
     if not cuda.has_fence:

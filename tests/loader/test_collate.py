@@ -13,7 +13,7 @@ from sample_sets import Pair
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from penstock.loader.batch_writer import BatchWriter, arena_needed, merge
+from penstock.loader.batch_writer import BatchWriter, arena_needed
 from penstock.loader.collate import collate_map, collate_samples, fast_map, stack_in_slots
 from penstock.loader.transport.arena import Arena
 
@@ -39,9 +39,8 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def written(samples: list[Any], start: int = 0, total: int | None = None, arena: Arena | None = None) -> BatchWriter:
-    total = total or len(samples)
-    writer = BatchWriter(samples[0], total, arena or Arena(np.zeros(1 << 22, np.uint8)), start)
+def written(samples: list[Any], arena: Arena | None = None) -> BatchWriter:
+    writer = BatchWriter(samples[0], len(samples), arena or Arena(np.zeros(1 << 22, np.uint8)))
     for sample in samples:
         writer.add(sample)
     return writer
@@ -105,20 +104,6 @@ def test_the_batch_is_default_collates(make, count: int) -> None:
 def test_samples_of_two_tensor_specs_end_as_in_default_collate(make, other, count: int, more: int) -> None:
     samples = [make(i) for i in range(count)] + [other(i) for i in range(more)]
     assert same(outcome(lambda: written(samples).finish()), outcome(lambda: default_collate(samples)))
-
-
-@settings(max_examples=150, deadline=None)
-@given(makers(), st.integers(2, 9), st.data())
-def test_parts_make_the_same_batch_as_the_whole(make, count: int, data) -> None:
-    cut = data.draw(st.integers(1, count - 1))
-    samples = [make(i) for i in range(count)]
-    memory = np.zeros(1 << 22, np.uint8)
-    parts = [
-        written(samples[:cut], 0, count, Arena(memory)).finish_partial(),
-        written(samples[cut:], cut, count, Arena(memory)).finish_partial(),
-    ]
-    assert parts[0][0] == parts[1][0]
-    assert same(outcome(lambda: merge(parts, Arena(memory))), outcome(lambda: default_collate(samples)))
 
 
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy")  # torch says it once in a process

@@ -86,15 +86,14 @@ class FakePool:
 
         arena = Arena(np.frombuffer(task.slot.memory, np.uint8))
         try:
-            fetched = self._fetcher.make(task.indices, arena, rows=task.rows, enlarge=enlarge)
+            fetched = self._fetcher.make(task.indices, arena, enlarge=enlarge)
         except Exception:  # noqa: BLE001  the dataset runs here
             result.error = ExceptionWrapper(where="in the fake pool")
             return result
-        result.samples, result.partial = fetched.samples, fetched.partial
-        if task.rows is None:
-            assert fetched.arena is not None
-            result.envelope = codec.encode(fetched.batch, fetched.arena)
-            result.nbytes = fetched.arena.used
+        assert fetched.arena is not None
+        result.samples = fetched.samples
+        result.envelope = codec.encode(fetched.batch, fetched.arena)
+        result.nbytes = fetched.arena.used
         return result
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:

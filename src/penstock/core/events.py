@@ -31,13 +31,11 @@ class Event(NamedTuple):
     """Of a "make" event: inside the dataset."""
     collate_ns: int = 0
     """Of a "make" event: collating. The two alternate where samples are written one by one."""
-    row: int = 0
-    """The first row that was made."""
     samples: int = 0
     """How many samples were made."""
 
 
-EventFields = tuple[EventKind, int, int, int, int, int, int, int, int, int, int]
+EventFields = tuple[EventKind, int, int, int, int, int, int, int, int, int]
 """The fields of an `Event`."""
 _MadeFields = tuple[int, int, int, int]
 _Record = tuple[Any, ...]
@@ -79,11 +77,11 @@ class Recorder:
 
     def add_step(self, began_ns: int, ended_ns: int, epoch: int, batch: int) -> None:
         """Record the last step of an epoch."""
-        self.add(("step", began_ns, ended_ns, epoch, batch, 0, -1, 0, 0, 0, 0))
+        self.add(("step", began_ns, ended_ns, epoch, batch, 0, -1, 0, 0, 0))
 
     def add_wait(self, began_ns: int, ended_ns: int, epoch: int, batch: int) -> None:
         """Record that the loop was blocked."""
-        self.add(("wait", began_ns, ended_ns, epoch, batch, 0, -1, 0, 0, 0, 0))
+        self.add(("wait", began_ns, ended_ns, epoch, batch, 0, -1, 0, 0, 0))
 
     def add_turn(self, stepped_ns: int, began_ns: int, ended_ns: int, epoch: int, batch: int) -> None:
         """Record the step from `stepped_ns` (0: none) to `began_ns`, and getting `batch` from then to `ended_ns`."""

@@ -152,9 +152,6 @@ class LoaderStatistics:
     dispatch_reason: str = ""
     """The reason for it, as text."""
 
-    split_batches: int = 0
-    """Batches that several workers filled together."""
-
     inline_batches: int = 0
     """Batches so small that they travelled in the envelope, without a slot."""
 

@@ -10,8 +10,6 @@ decides, with its own error messages.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,9 +23,6 @@ from penstock.loader.transport.arena import ALIGNMENT, Arena, view_tensor
 from penstock.loader.transport.codec import INLINE_NBYTES
 
 _LARGE_SAMPLE_NBYTES = 65_536
-
-PartialBatch = tuple[BatchSpec, list[list[Any]]]
-"""Some rows of a batch that several workers fill: where its arrays lie in the slot, and its columns."""
 
 
 class _MismatchError(Exception):
@@ -92,10 +87,9 @@ class _ArrayRows:
 class _Column:
     """Anything else: a list, which torch's collate turns into a batch."""
 
-    def __init__(self, columns: list[list[Any]], start: int, as_tuple: bool) -> None:
+    def __init__(self, columns: list[list[Any]], as_tuple: bool) -> None:
         self.as_tuple = as_tuple
         self.number = len(columns)
-        self.start = start
         self.values: list[Any] = []
         columns.append(self.values)
 
@@ -103,7 +97,7 @@ class _Column:
         self.values.append(value)
 
     def read(self, row: int) -> Any:
-        return self.values[row - self.start]
+        return self.values[row]
 
     def spec(self) -> ColumnSpec:
         return ColumnSpec(self.number, self.as_tuple)
@@ -162,16 +156,15 @@ def arena_needed(sample: Any, total: int) -> tuple[int, bool]:
 
 
 class BatchWriter:
-    """Collates samples one by one into `arena`, as rows `start`, `start + 1` ... of a batch of `total`.
+    """Collates samples one by one into `arena`, as the rows of a batch of `total`.
 
     The arena must have the size that `arena_needed` returns.
     """
 
-    def __init__(self, first_sample: Any, total: int, arena: Arena, start: int = 0) -> None:
+    def __init__(self, first_sample: Any, total: int, arena: Arena) -> None:
         self._columns: list[list[Any]] = []
-        self._root = _make_node(first_sample, total, arena, self._columns, start)
+        self._root = _make_node(first_sample, total, arena, self._columns)
         self._arena = arena
-        self._start = start
         self._count = 0
         self._misfits: list[Any] | None = None
 
@@ -180,12 +173,12 @@ class BatchWriter:
         if self._misfits is not None:
             self._misfits.append(sample)
             return
-        row = self._start + self._count
+        row = self._count
         try:
             self._root.write(row, sample)
         except _MismatchError:
             # Columns to the left have taken their part of the misfit already; reading earlier rows does not see it.
-            self._misfits = [*(self._root.read(earlier) for earlier in range(self._start, row)), sample]
+            self._misfits = [*(self._root.read(earlier) for earlier in range(row)), sample]
             return
         self._count += 1
 
@@ -193,28 +186,16 @@ class BatchWriter:
         """Return sample `number` of those added so far, copied."""
         if self._misfits is not None:
             return self._misfits[number]
-        return self._root.read(self._start + number)
+        return self._root.read(number)
 
     def finish(self) -> Any:
         """Return the batch of all samples that were added."""
         if self._misfits is not None:
             return collate(self._misfits, collate_fn_map=collate_map(self._arena))
-        return _assemble(self._root.spec(), self._columns, self._arena, rows=self._count)
-
-    def finish_partial(self) -> PartialBatch:
-        """Return where these rows lie, and their columns; `merge` makes a batch of all partial ones."""
-        if self._misfits is not None:
-            return ColumnSpec(0), [self._misfits]
-        return self._root.spec(), self._columns
+        return _assemble(self._root.spec(), self._columns, self._arena, self._count)
 
 
-def merge(partials: Sequence[PartialBatch], arena: Arena) -> Any:
-    """Return the batch that several workers filled, from its partial ones in the order of rows; all specs are equal."""
-    columns = [list(itertools.chain(*pieces)) for pieces in zip(*(columns for _, columns in partials), strict=True)]
-    return _assemble(partials[0][0], columns, arena)
-
-
-def _assemble(spec: BatchSpec, columns: list[list[Any]], arena: Arena, *, rows: int | None = None) -> Any:
+def _assemble(spec: BatchSpec, columns: list[list[Any]], arena: Arena, rows: int) -> Any:
     """Return the batch that `spec` describes: its tensors are views of the first `rows` rows in `arena`."""
     stackers = collate_map(arena)
 
@@ -222,26 +203,21 @@ def _assemble(spec: BatchSpec, columns: list[list[Any]], arena: Arena, *, rows: 
         if isinstance(leaf, ColumnSpec):
             column = columns[leaf.number]
             return collate(tuple(column) if leaf.as_tuple else column, collate_fn_map=stackers)
-        size = leaf.size if rows is None else (rows, *leaf.size[1:])
-        return view_tensor(arena.memory, leaf.offset, size, leaf.dtype)
+        return view_tensor(arena.memory, leaf.offset, (rows, *leaf.size[1:]), leaf.dtype)
 
     return build(spec, [value(leaf) for leaf in leaves(spec)])
 
 
-def _make_node(
-    value: Any, total: int, arena: Arena, columns: list[list[Any]], start: int, *, in_sequence: bool = False
-) -> _Node:
+def _make_node(value: Any, total: int, arena: Arena, columns: list[list[Any]], *, in_sequence: bool = False) -> _Node:
     if _is_plain(value) and stacks_contiguously(value):
         return _TensorRows(value, total, arena)
     if type(value) in PLAIN_ARRAYS and (dtype := torch_dtype(value.dtype)) is not None:
         return _ArrayRows(value, dtype, total, arena)
     if type(value) is dict:
-        return _Dict({key: _make_node(part, total, arena, columns, start) for key, part in value.items()})
+        return _Dict({key: _make_node(part, total, arena, columns) for key, part in value.items()})
     if _is_plain_sequence(value):
-        return _Sequence(
-            type(value), [_make_node(part, total, arena, columns, start, in_sequence=True) for part in value]
-        )
-    return _Column(columns, start, in_sequence)
+        return _Sequence(type(value), [_make_node(part, total, arena, columns, in_sequence=True) for part in value])
+    return _Column(columns, in_sequence)
 
 
 def array_nbytes(value: Any) -> list[int]:

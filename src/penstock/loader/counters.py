@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,6 @@ class Counters:
     nested_ns: int = 0
     dispatch: str = ""
     dispatch_reason: str = ""
-    split_batches: int = 0
     inline_batches: int = 0
     restarts: int = 0
     retried: int = 0
@@ -76,7 +75,7 @@ class Counters:
         finally:
             self.workers_ns += time.perf_counter_ns() - began
 
-    def skip(self, skipped: list[tuple[Any, str]]) -> None:
+    def skip(self, skipped: Sequence[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""
         self.skipped += len(skipped)
         left = _KEPT_INDICES - len(self.skipped_indices)
@@ -111,7 +110,6 @@ class Counters:
             fallback_reason=self.fallback_reason,
             dispatch=self.dispatch,
             dispatch_reason=self.dispatch_reason,
-            split_batches=self.split_batches,
             inline_batches=self.inline_batches,
             restarts=self.restarts,
             retried=self.retried,

@@ -289,22 +289,11 @@ def _dispatch(config: LoaderConfig, runtime: LoaderRuntime, mode: Mode, reason: 
         reason,
         workers=max(1, workers),
         prefetch_factor=config.prefetch_factor,
-        splittable=_may_split(config),
         # Workers that persist remember what they have made, and torch's would have made less.
         may_run_ahead=not config.persistent_workers and draws_unnoticed(config.index_sampler),
         previous=runtime.dispatch,
     )
     return runtime.dispatch
-
-
-def _may_split(config: LoaderConfig) -> bool:
-    """Return whether several workers may fill a batch together: by the user's word only.
-
-    Its dtypes may differ from torch's where samples have several, because torch takes those of a batch's first sample.
-    """
-    # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
-    is_asked = config.dispatch == "demand" or config.seed is not None or config.worker_type == "thread"
-    return is_asked and config.worker_spec.rows_can_be_split and config.worker_type != "ray"
 
 
 def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:

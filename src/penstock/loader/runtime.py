@@ -51,6 +51,7 @@ class RingCache:
         if self._closed or self._ring is not None:
             ring.close()
         else:
+            ring.reclaim()
             self._ring, self._is_shared = ring, shared
 
     def close(self) -> None:

@@ -88,7 +88,8 @@ def chosen(pool: FakePool, batch: Batch | None, *, has_crashed: bool = False) ->
 
 def test_a_batch_that_is_not_finished_is_judged_by_what_its_worker_has_done_so_far(monkeypatch) -> None:
     monkeypatch.setattr(first_batch, "available_nbytes", lambda: 1 << 40)
-    batch = Batch(0, list(range(8)), None, tasks_left=1)
+    batch = Batch(0, list(range(8)), None)
+    batch.tasks_left = 1
     for on_core_ns, wanted in ((5 * MS, 32), (500 * MS, 2)):
         monkeypatch.setattr(first_batch, "process_times", lambda pid, on_core_ns=on_core_ns: (on_core_ns, 0))
         assert chosen(FakePool(row=2), batch) == wanted
@@ -103,7 +104,8 @@ def test_a_batch_that_is_not_finished_is_judged_by_what_its_worker_has_done_so_f
 def test_batches_that_take_much_memory_limit_the_workers(monkeypatch) -> None:
     monkeypatch.setattr(first_batch, "available_nbytes", lambda: 8 << 30)
     monkeypatch.setattr(first_batch, "private_nbytes", lambda pid: 10 << 20)
-    waited = Batch(0, [0], None, work_ns=100 * MS, busy_ns=MS)
+    waited = Batch(0, [0], None)
+    waited.work_ns, waited.busy_ns = 100 * MS, MS
     assert chosen(FakePool(), waited) == 32
     waited.nbytes = 246 << 20  # two of them, and twice 10 MiB: a quarter of 8 GiB holds four of that
     assert chosen(FakePool(), waited) == 4

@@ -35,7 +35,7 @@ def make_spec(errors: ErrorPolicy = "raise") -> WorkerSpec:
 
 def make_scheduler(pool: FakePool, spec: WorkerSpec, mode: Mode = "demand", **arguments: Any) -> Scheduler:
     options = {"in_order": True, "timeout_s": 0.0, "max_worker_crashes": 2, "counters": Counters(), **arguments}
-    dispatch = Dispatch(mode, "", workers=pool.size, prefetch_factor=2, splittable=False)
+    dispatch = Dispatch(mode, "", workers=pool.size, prefetch_factor=2)
     ring = Ring(PrivateSegment, 64 << 20)
     scheduler = Scheduler(worker_spec=spec, pool=pool, ring=ring, dispatch=dispatch, **options)
     scheduler.start()

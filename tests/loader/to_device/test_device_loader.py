@@ -17,7 +17,6 @@ from scripts import run
 
 from penstock import DataLoader, OptionError, Sim
 from penstock.core.tree import map_leaves, tensors
-from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.to_device import pinning
 
 
@@ -66,10 +65,9 @@ class Growing(torch.utils.data.Dataset[dict[str, Any]]):
 
 @pytest.mark.parametrize("worker_type", ["process", "thread"])
 @pytest.mark.parametrize("device", [None, "sim"])
-def test_batches_that_workers_fill_together_are_whole_and_page_locked_as_far_as_they_go(
-    device: str | None, worker_type: Any, monkeypatch: pytest.MonkeyPatch
+def test_batches_of_growing_samples_are_whole_and_page_locked_as_far_as_they_go(
+    device: str | None, worker_type: Any
 ) -> None:
-    monkeypatch.setattr(Dispatch, "split", lambda self, rows: 2)
     options: dict[str, Any] = {"num_workers": 2, "worker_type": worker_type, "dispatch": "demand"}
     loader = DataLoader(Growing(), batch_size=8, device=device, **options)
     for number, batch in enumerate(loader):
@@ -77,7 +75,29 @@ def test_batches_that_workers_fill_together_are_whole_and_page_locked_as_far_as_
         assert (batch["rows"] == expected).all()
         assert (batch["others"]["x"] == -expected).all()
         del batch
-    assert loader.statistics().split_batches == 30
+
+
+def test_how_long_the_device_waited_for_copies_is_timed_in_one_step_of_64() -> None:
+    loader = DataLoader(Numbered(600), batch_size=4, device=Sim(delay_s=5e-3))  # nothing hides the copies
+    for number, _ in enumerate(loader):
+        if number == 8:
+            assert loader.statistics().copy_wait_s is None
+    waited_s = loader.statistics().copy_wait_s
+    assert waited_s is not None
+    assert waited_s > 0
+
+
+@pytest.mark.parametrize("device", [None, "sim"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_slots_come_back_from_passes_that_are_left(workers: int, device: str | None) -> None:
+    loader = DataLoader(Numbered(400, (3, 64, 64)), batch_size=4, num_workers=workers, device=device)
+    for _ in range(3):
+        for number, _ in enumerate(loader):
+            if number == 7:
+                break
+    assert labels(loader) == list(range(400))
+    counts = loader.statistics().ring
+    assert counts.filling == counts.ready == 0
 
 
 def test_kept_batches_stay_right() -> None:

@@ -1,46 +1,40 @@
-"""One batch: from the results of its tasks to what is handed out."""
+"""One batch: from the result of its task to what is handed out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch._utils import ExceptionWrapper
 
-from penstock.core.batch_spec import ColumnSpec
 from penstock.core.errors import TransportError
-from penstock.loader.batch_writer import merge
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport import codec
-from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.plan import Plans
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot, SlotState
 from penstock.loader.workers.pool import TaskResult
 
 
-@dataclass(slots=True, eq=False)
 class Batch:
-    """A batch that is under way or finished."""
+    """A batch that is under way or finished.
 
-    number: int
-    indices: Any
-    slot: Slot | None
-    worker: int | None = None
+    What all of them begin with belongs to the class: thousands are made a second, and most get few attributes.
+
+    Args:
+        number: within its epoch.
+        indices: of its samples.
+        slot: where it is to lie.
+        worker: that must make it, or whose shard it is from; None on demand.
+    """
+
     tasks_left: int = 0
-    """Tasks that have no result yet."""
-    partials: dict[int, TaskResult] = field(default_factory=dict)
-    """Results of its tasks by their first row, where several workers fill it."""
-    row_stops: dict[int, int] = field(default_factory=dict)
-    """Where the rows of each such task end, by their first row."""
+    """Tasks that have no result yet: one, or none."""
     envelope: bytes | None = None
     value: Any = None
     """The batch itself, if the training process has made it."""
     has_value: bool = False
     error: Any = None
-    error_row: int = 0
     is_empty: bool = False
     """There is nothing to hand out: the stream has ended, or all samples were skipped."""
     cancelled: bool = False
@@ -53,69 +47,47 @@ class Batch:
     work_ns: int = 0
     busy_ns: int = 0
 
+    def __init__(self, number: int, indices: Any, slot: Slot | None, worker: int | None = None) -> None:
+        self.number = number
+        self.indices = indices
+        self.slot = slot
+        self.worker = worker
+
     @property
     def consumed(self) -> Consumed:
         """What handing it out consumes."""
         return Consumed(self.number, self.worker or 0, self.state, self.has_ended)
 
-    @property
-    def partials_disagree(self) -> bool:
-        """Whether the workers that fill it had samples of different shapes."""
-        specs = [result.partial[0] for result in self.partials.values() if result.partial is not None]
-        return any(spec != specs[0] for spec in specs)
-
-    def add_result(self, result: TaskResult, row: int, ring: Ring) -> None:
-        """Add the result of a task.
-
-        Args:
-            result: the result.
-            row: the first row of the task.
-            ring: the ring of the slot.
-        """
+    def add_result(self, result: TaskResult, ring: Ring) -> None:
+        """Add the result of its task; `ring` is that of the slot."""
         self.work_ns += result.fetch_ns + result.collate_ns
         self.busy_ns += result.busy_ns
         self.state = result.state
-        if result.error is not None:
-            if self.error is None or row < self.error_row:
-                self.error, self.error_row = result.error, row
-        elif result.ended:
-            self.is_empty = self.has_ended = True
-        elif result.empty:
-            self.is_empty = True
-        elif result.task is not None and result.task.rows is not None:
-            self._add_partial(result, row, ring)
+        self.samples, self.nbytes = result.samples, result.nbytes
+        if result.envelope is not None:
+            self.envelope = result.envelope
+            if result.oversize is not None:
+                self.drop(ring)
+                try:
+                    self.slot = ring.adopt(result.oversize, result.nbytes)
+                except TransportError as error:
+                    self.error = error
         elif result.is_batch:
             self.value, self.has_value = result.batch, True
-            self.samples, self.nbytes = result.samples, result.nbytes
+        elif result.error is not None:
+            self.error = result.error
         else:
-            self._add_whole(result, ring)
-
-    def _add_partial(self, result: TaskResult, row: int, ring: Ring) -> None:
-        if result.needed_nbytes:
-            try:
-                ring.require(result.needed_nbytes)
-            except TransportError as error:
-                self.error = error
-        self.partials[row] = result
-        self.samples += result.samples
-        self.nbytes = max(self.nbytes, result.nbytes)
-
-    def _add_whole(self, result: TaskResult, ring: Ring) -> None:
-        self.envelope = result.envelope
-        self.samples, self.nbytes = result.samples, result.nbytes
-        if result.oversize is not None:
-            self.drop(ring)
-            try:
-                self.slot = ring.adopt(result.oversize, result.nbytes)
-            except TransportError as error:
-                self.error = error
+            self.is_empty, self.has_ended = result.ended or result.empty, result.ended
 
     def settle(self, ring: Ring) -> None:
-        """Commit the slot, or free it if it holds nothing; called when all tasks have a result."""
+        """Commit the slot, or free it if it holds nothing; called when its task has a result."""
+        slot = self.slot
+        if slot is None:
+            return
         if self.is_empty or (self.envelope is not None and codec.is_inline(self.envelope)):
             self.drop(ring)
-        elif self.slot is not None and self.error is None and self.slot.state is SlotState.FILLING:
-            ring.commit(self.slot, self.nbytes)
+        elif self.error is None and slot.state is SlotState.FILLING:
+            ring.commit(slot, self.nbytes)
 
     def drop(self, ring: Ring) -> None:
         """Free the slot; the batch will not be handed out of it."""
@@ -124,9 +96,7 @@ class Batch:
             self.slot = None
 
     def raise_error(self, ring: Ring) -> None:
-        """Raise what making it has raised, if anything."""
-        if self.error is None:
-            return
+        """Raise what making it has raised."""
         self.drop(ring)
         if isinstance(self.error, Exception):
             raise self.error
@@ -159,8 +129,6 @@ class Opener:
         if batch.has_value:
             return batch.value
         envelope, slot = batch.envelope, batch.slot
-        if batch.partials:
-            return self._merged(batch)
         assert envelope is not None
         plan = self.plans.of(envelope)
         if slot is None:
@@ -171,27 +139,6 @@ class Opener:
             return plan.open(codec.inline_memory(envelope, plan.inline_start))
         memory = _lend(self.ring, slot, batch.nbytes)
         return codec.decode(envelope, memory) if plan is None else plan.open(memory)
-
-    def _merged(self, batch: Batch) -> Any:
-        """Return a batch that several workers have filled."""
-        assert batch.slot is not None
-        self.counters.split_batches += 1
-        memory = _lend(self.ring, batch.slot, batch.nbytes)
-        partials = [partial for row in sorted(batch.partials) if (partial := batch.partials[row].partial) is not None]
-        arena = Arena(memory)
-        if not isinstance(partials[0][0], ColumnSpec):
-            arena.used = batch.nbytes  # the rows are there; what is collated only now comes after them
-        try:
-            merged = merge(partials, arena)
-        except Exception:
-            # Samples of different workers that do not collate fail here; report it as a worker's failure.
-            error = ExceptionWrapper(where=f"in DataLoader worker process {batch.worker or 0}")
-        else:
-            if arena.used > batch.nbytes:
-                self.ring.note(batch.slot, arena.used)
-            return merged
-        error.reraise()
-        raise AssertionError  # `reraise` has raised
 
 
 def _lend(ring: Ring, slot: Slot, nbytes: int) -> np.ndarray:

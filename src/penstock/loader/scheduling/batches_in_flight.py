@@ -45,28 +45,27 @@ class BatchWindow:
         return sum(batch.tasks_left for batch in self._batches.values())
 
     def settle(self, batch: Batch) -> None:
-        """Move a finished batch to where it will be handed out."""
-        if not self._in_order:
-            del self._batches[batch.number]
-            self._ready.append(batch)  # an empty one, too: it may be the end of a shard with batches before it here
+        """Out of order: move a finished batch to where it will be handed out."""
+        del self._batches[batch.number]
+        self._ready.append(batch)  # an empty one, too: it may be the end of a shard with batches before it here
 
     def pop_ready(self) -> Batch | None:
         """Return the batch to hand out next, if it is finished."""
-        while (batch := self._pop_finished()) is not None:
+        while True:
+            if self._in_order:
+                batch = self._batches.get(self.next_out)
+                if batch is None or batch.tasks_left:
+                    return None
+                del self._batches[self.next_out]
+                self.next_out += 1
+            elif self._ready:
+                batch = self._ready.popleft()
+            else:
+                return None
             self.under_way -= 1
             self.consumed_since.append(batch.consumed)
             if not batch.is_empty:
                 return batch
-        return None
-
-    def _pop_finished(self) -> Batch | None:
-        if not self._in_order:
-            return self._ready.popleft() if self._ready else None
-        batch = self._batches.get(self.next_out)
-        if batch is None or batch.tasks_left:
-            return None
-        self.next_out += 1
-        return self._batches.pop(batch.number)
 
     def take_consumed(self) -> list[Consumed]:
         """Return `consumed_since`, and begin a new one."""

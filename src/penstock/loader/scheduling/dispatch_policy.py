@@ -1,7 +1,7 @@
 """Which worker gets which batch, and how many batches may be under way.
 
     round_robin  torch's assignment, batch k to worker k mod n: each worker makes what torch's would, in that order
-    demand       any free worker takes the next task; large batches are split by rows
+    demand       any free worker takes the next task
     stream       iterable datasets: each worker has its own samples
 
 On demand, a batch depends on who happens to be free. So it takes a proof that no sample can tell (see `purity`), or
@@ -10,18 +10,10 @@ the user's word.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
-from penstock.core.host import cores_of_rank
-
 Mode = Literal["demand", "round_robin", "stream"]
-
-_WORTH_SPLITTING_NS = 1_500_000
-"""The least time that the rows of one worker should take; handing a task over costs about 0.1 ms of a core. Where
-workers wait and there are more of them than cores, that many tasks at a time share a core, and each should take longer.
-"""
 
 _MOST_AHEAD = 4
 """How many times torch's window may become where batches are uneven and each worker keeps to its own."""
@@ -41,10 +33,8 @@ class Dispatch:
         reason: for the mode, as text.
         workers: how many there are.
         prefetch_factor: torch's: how many batches for each worker are drawn from the sampler ahead of the loop.
-        splittable: whether several workers may fill one batch.
         may_run_ahead: whether more may be drawn than that, because neither the sampler nor the dataset can tell.
         previous: of the loader's iterator before, which has learned what batches cost.
-        cores: for the workers to run on; default: those that this rank may use.
     """
 
     def __init__(
@@ -54,17 +44,13 @@ class Dispatch:
         *,
         workers: int,
         prefetch_factor: int,
-        splittable: bool,
         may_run_ahead: bool = False,
         previous: Dispatch | None = None,
-        cores: int | None = None,
     ) -> None:
         self.mode: Mode = mode
         self.reason = reason
-        self.workers = workers
         self.prefetch_factor = prefetch_factor
-        self._splittable = splittable
-        self._cores = cores or cores_of_rank()
+        self.resize(workers)
         self._may_run_ahead = may_run_ahead and mode == "round_robin"
         self._batch_ns: float = previous._batch_ns if previous is not None else 0.0
         self._lost_ns = 0.0
@@ -86,6 +72,8 @@ class Dispatch:
     def resize(self, workers: int) -> None:
         """Set how many workers there are now, while any worker may take any batch."""
         self.workers = workers
+        self.drawn_ahead = self.prefetch_factor * workers
+        """How many batches torch would have drawn from the sampler ahead of the loop."""
 
     def add_workers(self, workers: int, sent: int) -> None:
         """Set how many workers there are for an epoch of which no worker has been given a second batch.
@@ -94,7 +82,8 @@ class Dispatch:
             workers: how many there are.
             sent: how many batches have been given out.
         """
-        self.workers = self._takers = workers
+        self.resize(workers)
+        self._takers = workers
         self.active = [True] * workers
         self.load = [*self.load, *[0] * workers][:workers]
         self._next_taker = sent % workers
@@ -104,35 +93,15 @@ class Dispatch:
         self._lost_ns *= _DECAY
         self._batch_ns = batch_ns if not self._batch_ns else 0.8 * self._batch_ns + 0.2 * batch_ns
 
-    def split(self, rows: int) -> int:
-        """Return how many workers should fill a batch of `rows` together: all, while nobody knows what it costs."""
-        if self.mode != "demand" or not self._splittable:
-            return 1
-        enough_ns = _WORTH_SPLITTING_NS * max(1.0, self.workers / self._cores)
-        worth = int(self._batch_ns / enough_ns) if self._batch_ns else self.workers
-        return max(1, min(self.workers, rows // 2, worth))
-
-    @property
-    def drawn_ahead(self) -> int:
-        """How many batches torch would have drawn from the sampler ahead of the loop."""
-        return self.prefetch_factor * self.workers
-
     def window(self) -> int:
         """Return how many batches may be under way: as many as torch's, or a number that `starved` widens.
 
-        Workers that fill batches together need fewer: a part for each, and one batch more. Where each keeps to its own
-        batches and one is slow, the others need more.
+        Where each worker keeps to its own batches and one is slow, the others need more.
         """
         torchs = self.drawn_ahead
-        if self._may_run_ahead:
-            least, most = torchs, _MOST_AHEAD * torchs
-        elif (ways := self.split(torchs)) > 1:
-            if not self._batch_ns:
-                return 1
-            least, most = min(torchs, max(2, self.prefetch_factor, math.ceil(self.workers / ways) + 1)), torchs
-        else:
+        if not self._may_run_ahead:
             return torchs
-        self._window = max(least, min(self._window, most))
+        self._window = max(torchs, min(self._window, _MOST_AHEAD * torchs))
         return self._window
 
     def idle(self, tasks: int) -> int:
@@ -142,25 +111,23 @@ class Dispatch:
     def starved(self, lost_ns: int) -> None:
         """Record that the step waited while workers were idle for `lost_ns` (summed over workers).
 
-        A wider window takes another slot, and touching its pages for the first time takes about as long as making a
-        batch. So the window is widened when the time lost recently is as long; or, where it takes a slot for each
-        worker, when it is so long that it cannot be noise.
+        A wider window takes a slot for each worker, and touching the pages of one for the first time takes about as
+        long as making a batch. So it is widened when the time lost recently is so long that it cannot be noise.
         """
         self._lost_ns += lost_ns
-        more, enough = (self.workers, _UNEVEN * self.workers) if self.mode == "round_robin" else (1, 1)
-        if self._window and self._lost_ns > enough * self._batch_ns:
-            self._window += more
+        if self._window and self._lost_ns > _UNEVEN * self.workers * self._batch_ns:
+            self._window += self.workers
             self._lost_ns = 0
-
-    def forbid_splitting(self) -> None:
-        """Split no more batches: their samples do not all have the same shape."""
-        self._splittable = False
 
     def next_taker(self, *, in_order: bool, most: int) -> int | None:
         """Return the worker (or the shard) that torch would give the next batch to; None when it would wait.
 
         In order, that is the next active one. Out of order, it is the next that has less than its share of `most`.
         """
+        if in_order and self.active[self._next_taker]:  # most of the time
+            taker = self._next_taker
+            self._next_taker = (taker + 1) % self._takers
+            return taker
         for _ in range(self._takers):
             taker = self._next_taker
             self._next_taker = (taker + 1) % self._takers

@@ -24,12 +24,10 @@ class DrawnIndices:
     def __init__(self, worker_spec: WorkerSpec, indices: Iterator[Any]) -> None:
         self._worker_spec = worker_spec
         self._indices = indices
-        self._drawn: deque[Any] = deque()
+        self.waiting: deque[Any] = deque()
+        """Of the batches that were drawn and not sent, the first one first."""
         self.failures = 0
         """How often the sampler has raised. As with torch, each takes the place of a batch that would be under way."""
-
-    def __len__(self) -> int:
-        return len(self._drawn)
 
     def draw(self) -> bool:
         """Draw the indices of another batch; return whether there is one.
@@ -44,12 +42,8 @@ class DrawnIndices:
         except BaseException:
             self.failures += 1
             raise
-        self._drawn.append(self._with_rows(indices))
+        self.waiting.append(indices if type(indices) is list else self._with_rows(indices))
         return True
-
-    def pop(self) -> Any:
-        """Return the indices of the batch that was drawn first."""
-        return self._drawn.popleft()
 
     def _with_rows(self, indices: Any) -> Any:
         """Return a batch's indices as something that has rows, which a set or an iterator has not.

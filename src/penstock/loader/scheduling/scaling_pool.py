@@ -191,25 +191,20 @@ class ScalingPool:
             self._ring.require(needed)
             return Arena(np.empty(needed, np.uint8))
 
-        slot = task.slot if task.rows is not None else task.destination.slot
+        slot = task.destination.slot
         arena = Arena(self._memory_of(task, slot))
-        fetched = fetcher.make(task.indices, arena, epoch_seed=task.epoch_seed, rows=task.rows, enlarge=enlarge)
-        result.samples, result.skipped, result.needed_nbytes = fetched.samples, fetched.skipped, fetched.needed_nbytes
+        fetched = fetcher.make(task.indices, arena, epoch_seed=task.epoch_seed, enlarge=enlarge)
+        result.samples, result.skipped = fetched.samples, fetched.skipped
         result.fetch_ns, result.collate_ns, result.busy_ns = fetched.fetch_ns, fetched.collate_ns, fetched.busy_ns
         result.nbytes = fetched.arena.used if fetched.arena is not None else 0
-        if task.rows is not None:
-            result.partial = fetched.partial
-            return
         result.batch, result.is_batch = fetched.batch, True
         if slot is not None and fetched.arena is arena:
             self._ring.note(slot, arena.used)
 
     def _memory_of(self, task: Task, slot: Slot | None) -> np.ndarray:
-        """Return the memory of a task's slot; a whole batch's is lent at once, and free when its views have died."""
+        """Return the memory of a task's slot, which is lent at once, and free when its views have died."""
         if slot is None:
             return np.empty(0, np.uint8)
-        if task.rows is not None:
-            return np.frombuffer(slot.memory, np.uint8)
         task.destination.slot = None
         self._ring.commit(slot, 0)
         return self._ring.lend(slot)

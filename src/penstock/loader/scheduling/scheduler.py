@@ -1,12 +1,11 @@
 """Epochs on a pool of workers: sends tasks, puts results together to batches, and replaces workers that crash.
 
-A batch's way through this module: `_send` (a slot, and one task or several) → results → `_settle` (finished, in its
+A batch's way through this module: `_send` (a slot and a task) → results → `_settle` (finished, in its
 place) → `_hand_out` (decoded into views that hold the slot). All of it happens in the thread that calls `next`.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 import warnings
 import weakref
@@ -32,7 +31,7 @@ from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.pool import Pool, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard
-from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
+from penstock.loader.workers.worker_spec import WorkerSpec
 
 
 class Scheduler:
@@ -67,6 +66,7 @@ class Scheduler:
         self._timeout_s = timeout_s if timeout_s > 0 else None
         self._spare_slots = spare_slots
         self._snapshot_every = snapshot_every
+        self._scales = autoscale is not None
         self._opener = opener or Opener(ring, counters)
         self._first_batch = first_batch
         """While there is one worker, and its first batch decides how many there will be."""
@@ -155,7 +155,7 @@ class Scheduler:
 
     def _cancel(self) -> None:
         finish = self._dispatch.mode != "demand"  # as torch's workers do, because it may change what they make next
-        while finish and not self._exhausted and self._drawn and self._send(None, self._dispatch.drawn_ahead):
+        while finish and not self._exhausted and self._drawn.waiting and self._send(None, self._dispatch.drawn_ahead):
             pass
         untaken = self.pool.cancel(self._shards, finish=finish)
         self._window.cancel(self._ring)
@@ -204,12 +204,14 @@ class Scheduler:
 
     def try_next(self) -> tuple[Any] | None:
         """Return the next batch, in a tuple, if it is finished; raises as `next_batch` does."""
-        self._handle(self.pool.collect(0.0))
         batch = self._window.pop_ready()
         if batch is None:
-            if self._is_over:
-                raise StopIteration
-            return None
+            self._handle(self.pool.collect(0.0))
+            batch = self._window.pop_ready()
+            if batch is None:
+                if self._is_over:
+                    raise StopIteration
+                return None
         return (self._hand_out(batch),)
 
     @property
@@ -218,12 +220,14 @@ class Scheduler:
 
     def _hand_out(self, batch: Batch) -> Any:
         try:
-            self.scaling_pool.handed_out(batch, self._window, self._send_more)
+            if self._scales:
+                self.scaling_pool.handed_out(batch, self._window, self._send_more)
             self._send_more()
         except BaseException:  # the sampler's, for which torch drops the batch, too
             batch.drop(self._ring)
             raise
-        batch.raise_error(self._ring)
+        if batch.error is not None:
+            batch.raise_error(self._ring)
         self.consumed = self._window.take_consumed()
         return self._opener.open(batch)
 
@@ -231,12 +235,10 @@ class Scheduler:
 
     def _send_more(self, most: int | None = None) -> None:
         """Send batches until as many are under way as there may be, or `most`."""
-        dispatch, window = self._dispatch, self._window
-        while not self._exhausted:
-            limit = 1 if self.scaling_pool.is_absent else dispatch.window()
-            if window.under_way + self._drawn.failures >= (limit if most is None else min(limit, most)):
-                break
-            if not self._drawn and not self._drawn.draw():
+        dispatch, window, drawn = self._dispatch, self._window, self._drawn
+        limit = 1 if self.scaling_pool.is_absent else dispatch.window()
+        while not self._exhausted and window.under_way + drawn.failures < (limit if most is None else min(limit, most)):
+            if not drawn.waiting and not drawn.draw():
                 self._exhausted = True
                 break
             # Beside the window, slots for copies that the user has started.
@@ -246,8 +248,7 @@ class Scheduler:
             if not self._send(slot, limit):
                 break
         # As many as torch draws ahead, whatever the window: a sampler may tell when it is asked.
-        drawn = self._drawn
-        while window.under_way + len(drawn) + drawn.failures < dispatch.drawn_ahead and drawn.draw():
+        while window.under_way + len(drawn.waiting) + drawn.failures < dispatch.drawn_ahead and drawn.draw():
             pass
 
     def _send(self, slot: Slot | None, limit: int) -> bool:
@@ -261,33 +262,15 @@ class Scheduler:
                     self._ring.release(slot)
                 return False
             self._dispatch.load[worker] += 1
-        batch = Batch(self._window.next_number, self._drawn.pop(), slot, worker)
+        batch = Batch(self._window.next_number, self._drawn.waiting.popleft(), slot, worker)
         self._window.add(batch)
-        self._submit_all(batch)
+        self._submit(batch, batch.indices, worker)
         return True
 
-    def _submit_all(self, batch: Batch) -> None:
-        can_be_split = (
-            self._worker_spec.rows_can_be_split
-            and batch.slot is not None
-            and not self.scaling_pool.is_absent
-            and isinstance(batch.indices, Sequence)
-        )
-        rows = len(batch.indices) if can_be_split else 0
-        ways = self._dispatch.split(rows) if can_be_split else 1
-        if ways == 1:
-            self._submit(batch, batch.indices, None, batch.worker)
-            return
-        bounds = [rows * k // ways for k in range(ways + 1)]
-        for start, stop in itertools.pairwise(bounds):
-            self._submit(batch, batch.indices[start:stop], RowRange(start, stop, rows), None)
-
-    def _submit(self, batch: Batch, indices: Any, rows: RowRange | None, worker: int | None) -> None:
-        if rows is not None:
-            batch.row_stops[rows.start] = rows.stop
+    def _submit(self, batch: Batch, indices: Any, worker: int | None) -> None:
         batch.tasks_left += 1
         self._seq += 1
-        task = Task(self._seq, batch.number, indices, batch.slot, rows, worker, destination=batch)
+        task = Task(self._seq, batch.number, indices, batch.slot, worker, batch)
         task.epoch_seed = self._epoch_seed
         if self._shards and worker is not None:
             self._assign_shard(task, worker)
@@ -339,24 +322,24 @@ class Scheduler:
                 result.oversize.close()
             self._retire_cancelled(task)
             return
-        self._counters.fetch_ns += result.fetch_ns
-        self._counters.collate_ns += result.collate_ns
-        self._counters.asleep_ns += max(0, result.fetch_ns + result.collate_ns - result.busy_ns)
-        if self._counters.recorder is not None:
-            _record(self._counters.recorder, result, task, self._counters.epochs)
-        self._counters.skip(result.skipped)
+        counters = self._counters
+        counters.fetch_ns += result.fetch_ns
+        counters.collate_ns += result.collate_ns
+        asleep_ns = result.fetch_ns + result.collate_ns - result.busy_ns
+        if asleep_ns > 0:
+            counters.asleep_ns += asleep_ns
+        if counters.recorder is not None:
+            _record(counters.recorder, result, task, counters.epochs)
+        if result.skipped:
+            counters.skip(result.skipped)
         batch.tasks_left -= 1
         if self._shards and not result.ended:
             self._shards[task.shard] = self._shards[task.shard].after(self._stream_batch(task), result.state)
-        batch.add_result(result, task.rows.start if task.rows is not None else 0, self._ring)
+        batch.add_result(result, self._ring)
         if batch.has_ended:
             self._dispatch.active[task.shard] = False
             self._shards[task.shard] = replace(self._shards[task.shard], has_ended=True)
-        if batch.tasks_left == 0:
-            if batch.error is None and batch.partials_disagree:
-                self._make_whole(batch)
-            else:
-                self._settle(batch)
+        self._settle(batch)
 
     def _stream_batch(self, task: Task) -> int | None:
         """Return the size of a batch of an iterable dataset; None for a map-style one."""
@@ -364,20 +347,16 @@ class Scheduler:
             return None
         return len(task.indices) if self._worker_spec.auto_collation else 1
 
-    def _make_whole(self, batch: Batch) -> None:
-        """Have one worker make a batch whose samples differ in shape, and split no more batches."""
-        self._dispatch.forbid_splitting()
-        batch.partials, batch.row_stops, batch.samples = {}, {}, 0
-        self._submit(batch, batch.indices, None, batch.worker)
-
     def _settle(self, batch: Batch) -> None:
         """Mark a batch as finished."""
+        dispatch = self._dispatch
         if batch.worker is not None:
-            self._dispatch.load[batch.worker] -= 1
+            dispatch.load[batch.worker] -= 1
         batch.settle(self._ring)
         if batch.error is None and not batch.is_empty:
-            self._dispatch.learn(batch.work_ns)
-        self._window.settle(batch)
+            dispatch.learn(batch.work_ns)
+        if not self._in_order:
+            self._window.settle(batch)
 
     def _retire_cancelled(self, task: Task) -> None:
         batch: Batch = task.destination
@@ -423,7 +402,7 @@ class Scheduler:
         task.destination.tasks_left -= 1
         is_gone = task.worker is not None and task.worker >= self.pool.size
         worker = task.shard if self._shards else task.worker
-        self._submit(task.destination, task.indices, task.rows, None if is_gone else worker)
+        self._submit(task.destination, task.indices, None if is_gone else worker)
 
     def _quarantine(self, task: Task, crash: WorkerCrash) -> None:
         batch: Batch = task.destination
@@ -437,7 +416,7 @@ class Scheduler:
             rows = () if index is task.indices else enumerate(task.indices)
             kept = [other for row, other in rows if row != crash.row and other is not index]
             if kept:
-                self._submit(batch, kept, None, task.worker)
+                self._submit(batch, kept, task.worker)
             else:
                 batch.is_empty = True
         if batch.tasks_left == 0:
@@ -456,11 +435,8 @@ class Scheduler:
 
 def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> None:
     began, fetch, collate = result.began_ns, result.fetch_ns, result.collate_ns
-    row = task.rows.start if task.rows is not None else 0
     ended = began + fetch + collate
-    recorder.add(
-        ("make", began, ended, epoch, task.batch, result.pid, result.worker, fetch, collate, row, result.samples)
-    )
+    recorder.add(("make", began, ended, epoch, task.batch, result.pid, result.worker, fetch, collate, result.samples))
 
 
 @uninterrupted_finalizer

@@ -142,7 +142,7 @@ class Prefetcher:
         self._consumed_of = consumed_of
         self.consumed: Sequence[Consumed] = ()
         self._reserved: _Memory | None = None
-        self._marks: tuple[Mark | None, Mark | None] = (None, None)
+        self._marks: tuple[Mark, Mark] | None = None
         """Around the consumer's wait for a copy, until both have passed."""
 
     def next_batch(self) -> Any:
@@ -173,7 +173,7 @@ class Prefetcher:
     def close(self) -> None:
         """End the copies under way, and drop their batches."""
         self._reserved = self._error = None
-        self._marks = None, None
+        self._marks = None
         self.in_flight.close()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,6 +187,8 @@ class Prefetcher:
         arrival, device, counters = self._arriving.popleft(), self._device, self._counters
         self.consumed = arrival.consumed
         counters.uploads += 1
+        if self._marks is not None:
+            self._count_wait(*self._marks)
         if counters.uploads % _TIMED_EVERY == 9:
             self._wait_timed(arrival.event)
         else:
@@ -217,13 +219,17 @@ class Prefetcher:
 
     def _wait_timed(self, event: Event) -> None:
         """Have the consumer wait for `event`, between two marks."""
-        before, after = self._marks
-        if before is not None and after is not None and before.query() and after.query():
-            self._counters.copy_waits += 1
-            self._counters.copy_wait_ns += int(before.elapsed_time(after) * 1e6)
         before = self._device.mark()
         self._device.wait_event(event)
-        self._marks = before, self._device.mark()
+        after = self._device.mark()
+        if before is not None and after is not None:
+            self._marks = before, after
+
+    def _count_wait(self, before: Mark, after: Mark) -> None:
+        if after.query():
+            self._marks = None
+            self._counters.copy_waits += 1
+            self._counters.copy_wait_ns += int(before.elapsed_time(after) * 1e6)
 
     def _look_ahead(self) -> None:
         """Start the copies of the batches that are there; allocate a destination for the one that is not."""
@@ -302,9 +308,11 @@ class Prefetcher:
     def _drop_finished(self) -> None:
         """Drop the host batches whose copies are over; wait where too many are pending, as the ring does."""
         leaving = self._leaving
-        while leaving and (len(leaving) > MOST_PENDING or leaving[0][1].query()):
+        while leaving:
             event = leaving[0][1]
             if not event.query():
+                if len(leaving) <= MOST_PENDING:
+                    break
                 event.synchronize()
             del leaving[0]
             event.close()

@@ -73,7 +73,10 @@ def send(end: socket.socket, payload: bytes | bytearray, fds: Sequence[int] = ()
     flags = _SEND if block else _SEND | _AT_ONCE
     try:
         if len(payload) <= SPILL_NBYTES:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            if not fds:
+                end.send(_PLAIN + payload, flags)
+                return True
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             end.sendmsg((_PLAIN, payload), ancillary, flags)
             return True
         return _send_spilled(end, payload, fds, flags)
@@ -127,6 +130,8 @@ class Receiver:
             raise Closed from error
         if size == 0:
             raise Closed
+        if not ancillary and self._buffer[0] == 0:
+            return bytes(self._view[1:size]), []
         fds: list[int] = []
         for _, _, data in ancillary:
             fds.extend(array.array("i", data[: len(data) - len(data) % 4]))

@@ -158,7 +158,10 @@ class Ring:
         Slots that copies read are waited for.
         """
         self._take_returned()
-        return self._count_in_use() - self._count_copying() < 2 and not (self.can_acquire() or self._await_copies())
+        working = self._count_in_use()
+        if self._copying or self._unfenced:
+            working -= len(self._unfenced) + sum(len(slots) for _, slots in self._copying)
+        return working < 2 and not (self.can_acquire() or self._await_copies())
 
     def acquire_larger(self, nbytes: int) -> Slot | None:
         """Take a slot of at least `nbytes` bytes; slots made from now on are that large."""
@@ -167,9 +170,12 @@ class Ring:
 
     def note(self, slot: Slot, nbytes: int) -> None:
         """Record that `slot`, lent before it was filled, holds `nbytes` bytes."""
-        slot.used_nbytes = max(slot.used_nbytes, nbytes)
-        self._learn_size(nbytes)
-        self._page_lock(slot)
+        if nbytes > slot.used_nbytes:
+            slot.used_nbytes = nbytes
+        if nbytes > self._batch_nbytes:
+            self._learn_size(nbytes)
+        if self._pin is not None:
+            self._page_lock(slot)
 
     def commit(self, slot: Slot, nbytes: int) -> None:
         """Record that `slot` now holds a batch of `nbytes` bytes."""
@@ -198,6 +204,12 @@ class Ring:
         slot.move(SlotState.FREE, SlotState.FILLING, SlotState.READY)
         self._reuse(slot)
 
+    def reclaim(self) -> None:
+        """Free what an abandoned pass has left: nobody writes to its slots any more, and none will be handed out."""
+        for slot in self._all_slots():
+            if slot.state in (SlotState.FILLING, SlotState.READY):
+                self.release(slot)
+
     def adopt(self, segment: SharedSegment, nbytes: int) -> Slot:
         """Make a slot of a segment that holds a batch of `nbytes` bytes, because no slot was large enough.
 
@@ -217,7 +229,8 @@ class Ring:
         self.announce(number, segment)
         while self._free and self._cost(self._all_slots()) > self._budget:
             self._retire(self._free.popleft())  # the least recently used
-        self._page_lock(slot)
+        if self._pin is not None:
+            self._page_lock(slot)
         return slot
 
     def require(self, nbytes: int) -> None:
@@ -297,8 +310,9 @@ class Ring:
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_returned(self) -> None:
-        while self._returned:
-            slot = self._returned.popleft().slot
+        returned = self._returned
+        while returned:
+            slot = returned.popleft().slot
             del self._leases[slot]
             if slot.segment not in self._segments:  # the ring was closed while the user held the batch
                 continue
@@ -317,7 +331,7 @@ class Ring:
             self._end_copies()
 
     def _take_back(self, slot: Slot) -> None:
-        if slot.page_lock is not None and self._fence is not None:
+        if self._fence is not None and slot.page_lock is not None:
             slot.move(SlotState.COPYING, SlotState.HELD)
             self._unfenced.append(slot)
         else:
@@ -332,14 +346,16 @@ class Ring:
                 self._copying.append((event, self._unfenced))
                 self._unfenced = []
         copying = self._copying
-        while copying and (len(copying) > MOST_PENDING or copying[0][0].query()):
-            self._end_oldest_copies()
+        while copying:
+            event, slots = copying[0]
+            if not event.query():
+                if len(copying) <= MOST_PENDING:
+                    break
+                event.synchronize()
+            del copying[0]
+            self._free_copied(event, slots)
 
-    def _end_oldest_copies(self) -> None:
-        event, slots = self._copying[0]
-        if not event.query():
-            event.synchronize()
-        del self._copying[0]
+    def _free_copied(self, event: Fence, slots: list[Slot]) -> None:
         event.close()
         for slot in slots:
             slot.move(SlotState.FREE, SlotState.COPYING)
@@ -350,20 +366,21 @@ class Ring:
         while not self._can_fill_free():
             if not self._copying:
                 return False
-            self._end_oldest_copies()
+            event, slots = self._copying[0]
+            event.synchronize()
+            del self._copying[0]
+            self._free_copied(event, slots)
         return True
-
-    def _count_copying(self) -> int:
-        return len(self._unfenced) + sum(len(slots) for _, slots in self._copying)
 
     def _page_lock(self, slot: Slot) -> None:
         """Page-lock what batches use of `slot`, and an eighth more, once; stop pinning when the system refuses."""
-        if self._pin is None or slot.locked_nbytes >= slot.used_nbytes:
+        if slot.locked_nbytes >= slot.used_nbytes:
             return
         slot.unlock()
         nbytes = min(round_up(slot.used_nbytes + slot.used_nbytes // 8, PAGE), slot.nbytes)
         if sum(other.locked_nbytes for other in self._all_slots()) + nbytes > self._pin_budget:
             return
+        assert self._pin is not None
         slot.page_lock = self._pin(slot.memory[:nbytes])
         if slot.page_lock is None:
             self._pin, slot.locked_nbytes = None, 0

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from penstock.core.batch_spec import ColumnSpec
 from penstock.core.random_states import keep_states
 from penstock.loader.batch_writer import BatchWriter, arena_needed
 from penstock.loader.collate import collate_samples
@@ -25,7 +24,7 @@ from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick, add_origin
 from penstock.loader.workers.sample_seed import Making
-from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
+from penstock.loader.workers.worker_spec import WorkerSpec
 
 _QUICK_NS = 100_000
 """A sample that takes less is quick: to ask before each of a batch whether to go on would take a good part of that."""
@@ -62,11 +61,10 @@ class BatchFetcher:
         *,
         epoch_seed: int | None = None,
         tick: Tick | None = None,
-        rows: RowRange | None = None,
         enlarge: Enlarge | None = None,
         prefetched: contextlib.AbstractContextManager[Any] | None = None,
     ) -> FetchResult:
-        """Make the batch of `indices`, or the `rows` of it that they are, in `arena` where that pays.
+        """Make the batch of `indices`, in `arena` where that pays.
 
         When the arena is too small, `enlarge` is asked for a larger one; `FetchResult.arena` is where the batch is.
         `prefetched` is entered while the samples are made.
@@ -76,14 +74,13 @@ class BatchFetcher:
         """
         self._samples.epoch_seed = epoch_seed
         with self._keep_states(), Making(self._samples):
-            return self._make(indices, arena, tick, rows, enlarge, prefetched)
+            return self._make(indices, arena, tick, enlarge, prefetched)
 
     def _make(
         self,
         indices: Any,
         arena: Arena | None,
         tick: Tick | None,
-        rows: RowRange | None,
         enlarge: Enlarge | None,
         prefetched: contextlib.AbstractContextManager[Any] | None,
     ) -> FetchResult:
@@ -93,14 +90,14 @@ class BatchFetcher:
         if not self._worker_spec.auto_collation:
             self._make_unbatched(indices, fetched, tick)
         elif self._worker_spec.iterable:
-            self._make_by_samples(indices, fetched, tick, rows, enlarge)
+            self._make_by_samples(indices, fetched, tick, enlarge)
         elif self._worker_spec.makes_whole_batches:
             self._make_bulk(indices, fetched, tick, enlarge)
         elif (
             sequence := indices if isinstance(indices, list) else list(indices)
         ):  # arrays, sets, whatever can be iterated
             with prefetched or self._fetching(sequence):
-                self._make_by_samples(sequence, fetched, tick, rows, enlarge)
+                self._make_by_samples(sequence, fetched, tick, enlarge)
         else:
             fetched.batch = self._worker_spec.collate_fn([])
         passed_ns = time.perf_counter_ns() - began
@@ -150,17 +147,16 @@ class BatchFetcher:
         indices: Sequence[Any],
         fetched: FetchResult,
         tick: Tick | None,
-        rows: RowRange | None,
         enlarge: Enlarge | None,
     ) -> None:
         head = self._timed_fetch(indices[:1], 0, fetched, tick)
         fetched.samples = len(head)
         if fetched.ended:
             return
-        writer = self._open_writer(head, len(indices), fetched, rows, enlarge)
+        writer = self._open_writer(head, len(indices), fetched, enlarge)
         if writer is None:
             rest = self._timed_fetch(indices[1:], 1, fetched, tick, are_quick=fetched.fetch_ns < _QUICK_NS)
-            self._finish_list([*head, *rest], len(indices), fetched, rows, enlarge)
+            self._finish_list([*head, *rest], len(indices), fetched, enlarge)
             return
         writer.add(head[0])
         for row in range(1, len(indices)):
@@ -170,31 +166,26 @@ class BatchFetcher:
                 fetched.samples += 1
             elif self._samples.has_ended:
                 break
-        self._finish_rows(writer, len(indices), fetched, rows)
+        self._finish_rows(writer, len(indices), fetched)
 
     def _open_writer(
         self,
         head: list[Any],
         count: int,
         fetched: FetchResult,
-        rows: RowRange | None,
         enlarge: Enlarge | None,
     ) -> BatchWriter | None:
         """Enlarge the arena for the batch that begins with `head`; return a writer where writing row by row pays."""
         if not (self._by_rows and head and fetched.arena is not None):
             return None
-        total, start = (rows.total, rows.start) if rows else (count, 0)
-        needed, by_rows = arena_needed(head[0], total)
+        needed, by_rows = arena_needed(head[0], count)
         if not needed:
             return None
         if needed > fetched.arena.nbytes:
-            if rows is not None or enlarge is None:
-                fetched.needed_nbytes = needed
-                return None  # the samples then travel as a column, and the training process collates the batch
+            if enlarge is None:
+                return None
             fetched.arena = enlarge(needed)
-        if rows is None and not by_rows:
-            return None
-        return BatchWriter(head[0], total, fetched.arena, start)
+        return BatchWriter(head[0], count, fetched.arena) if by_rows else None
 
     def _timed_fetch(
         self, indices: Sequence[Any], row: int, fetched: FetchResult, tick: Tick | None, *, are_quick: bool = False
@@ -207,10 +198,8 @@ class BatchFetcher:
         fetched.fetch_ns += time.perf_counter_ns() - began
         return samples
 
-    def _finish_rows(self, writer: BatchWriter, wanted: int, fetched: FetchResult, rows: RowRange | None) -> None:
-        if rows is not None:
-            fetched.partial = writer.finish_partial()
-        elif self._is_dropped(fetched.samples, wanted):
+    def _finish_rows(self, writer: BatchWriter, wanted: int, fetched: FetchResult) -> None:
+        if self._is_dropped(fetched.samples, wanted):
             fetched.ended = True
         else:
             if self._must_be_refilled(fetched.samples, wanted):
@@ -219,13 +208,8 @@ class BatchFetcher:
                 fetched.samples = wanted
             fetched.batch = writer.finish()
 
-    def _finish_list(
-        self, samples: list[Any], wanted: int, fetched: FetchResult, rows: RowRange | None, enlarge: Enlarge | None
-    ) -> None:
-        if rows is not None:
-            fetched.samples = len(samples)
-            fetched.partial = ColumnSpec(0), [samples]
-        elif self._is_dropped(len(samples), wanted):
+    def _finish_list(self, samples: list[Any], wanted: int, fetched: FetchResult, enlarge: Enlarge | None) -> None:
+        if self._is_dropped(len(samples), wanted):
             fetched.ended = True
         else:
             self._collate(samples, fetched, wanted, enlarge)

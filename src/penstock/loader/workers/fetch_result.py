@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.loader.batch_writer import PartialBatch
 from penstock.loader.transport.arena import Arena
 
 
 @dataclass(slots=True)
 class FetchResult:
-    """A batch, the rows of a partial one, or the news that the stream has ended."""
+    """A batch, or the news that the stream has ended."""
 
     arena: Arena | None = None
     """Where the batch is."""
     batch: Any = None
-    partial: PartialBatch | None = None
-    needed_nbytes: int = 0
-    """The arena size that would have been enough, when a partial batch did not fit."""
     samples: int = 0
     ended: bool = False
     """The iterable dataset is exhausted, and this task got nothing."""

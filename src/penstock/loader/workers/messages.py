@@ -10,48 +10,40 @@ To a worker's inbox, the first byte is the kind:
 
 To the shared queue go tasks only, without a kind. A task is the struct `TASK`, then the pickled indices.
 
-From a worker, a result is the struct `RESULT`, a u32 length, that many bytes of pickled extras (none for most results),
-then the envelope: the encoded batch, the encoded partial batch or the pickled exception, as the outcome demands.
+From a worker, a result is the struct `_RESULT`, pickled extras (none for most results),
+then the envelope: the encoded batch or the pickled exception, as the outcome demands.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, SharedSegment, attach
-from penstock.loader.transport import codec
 from penstock.loader.workers.fetch_result import FetchResult
 from penstock.loader.workers.pool import Task, TaskResult
 
-TASK = struct.Struct("<QQBqqqqqqIQB")
-"""Head of a task: seq, epoch, has slot, segment, offset, nbytes, start, stop, total (-1: whole batch), shard, epoch's
-seed, whether the shard's state is wanted."""
+TASK = struct.Struct("<QQBqqqIQB")
+"""Head of a task: seq, epoch, has slot, segment, offset, nbytes, shard, epoch's seed, whether the shard's state is
+wanted."""
 
-_RESULT = struct.Struct("<QIBQQQQQQI")
-"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, busy ns, began ns,
-pid."""
+_RESULT = struct.Struct("<QIBQQQQQQII")
+"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, busy ns, began ns, pid, bytes of
+the extras."""
 
-_LENGTH = struct.Struct("<I")
+_NO_SLOT = False, 0, 0, 0
 
-BATCH, PARTIAL, ENDED, EMPTY, FAILED, CANCELLED = range(6)
+BATCH, ENDED, EMPTY, FAILED, CANCELLED = range(5)
 """The outcomes of a task."""
 
 
 def pack_task(task: Task, epoch: int) -> bytes:
     """Return the bytes of a task."""
-    slot, rows = task.slot, task.rows
-    head = TASK.pack(
-        task.seq,
-        epoch,
-        slot is not None,
-        *((slot.segment, slot.offset, slot.nbytes) if slot is not None else (0, 0, 0)),
-        *((rows.start, rows.stop, rows.total) if rows is not None else (0, 0, -1)),
-        task.shard,
-        task.epoch_seed or 0,
-        task.wants_state,
-    )
+    slot = task.slot
+    place = (True, slot.segment, slot.offset, slot.nbytes) if slot is not None else _NO_SLOT
+    head = TASK.pack(task.seq, epoch, *place, task.shard, task.epoch_seed or 0, task.wants_state)
     return head + pickle.dumps(task.indices, 5)
 
 
@@ -81,39 +73,37 @@ def pack_result(
     fetched = fetched or FetchResult()
     handle = oversize.give_away() if oversize is not None else None
     extras = b""
-    if fetched.skipped or fetched.needed_nbytes or fetched.state or handle is not None:
+    if fetched.skipped or fetched.state or handle is not None:
         segment = handle and (handle.nbytes, handle.name)
-        extras = pickle.dumps((fetched.skipped, fetched.needed_nbytes, segment, fetched.state))
+        extras = pickle.dumps((fetched.skipped, segment, fetched.state))
     used = fetched.arena.used if fetched.arena is not None else 0
     times = (fetched.fetch_ns, fetched.collate_ns, fetched.busy_ns, fetched.began_ns, pid)
-    head = _RESULT.pack(seq, worker, outcome, fetched.samples, used, *times)
+    head = _RESULT.pack(seq, worker, outcome, fetched.samples, used, *times, len(extras))
     fds = [handle.fd] if handle is not None and handle.fd is not None else []
-    return b"".join((head, _LENGTH.pack(len(extras)), extras, envelope)), fds
+    return b"".join((head, extras, envelope)), fds
 
 
-def unpack_result(message: bytes, fds: list[int]) -> TaskResult:
+def unpack_result(message: bytes, fds: Sequence[int]) -> TaskResult:
     """Return the result that a worker has sent; it owns the segment that came with it."""
-    seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns, busy_ns, began_ns, pid = _RESULT.unpack_from(message)
-    result = TaskResult(seq, worker, samples=samples, nbytes=nbytes, pid=pid, began_ns=began_ns)
+    seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns, busy_ns, began_ns, pid, length = _RESULT.unpack_from(
+        message
+    )
+    result = TaskResult(seq, worker)
+    result.samples, result.nbytes, result.pid, result.began_ns = samples, nbytes, pid, began_ns
     result.fetch_ns, result.collate_ns, result.busy_ns = fetch_ns, collate_ns, busy_ns
-    (length,) = _LENGTH.unpack_from(message, _RESULT.size)
-    start = _RESULT.size + _LENGTH.size
+    start = _RESULT.size
     if length:
         extras: tuple[Any, ...] = pickle.loads(memoryview(message)[start : start + length])
-        result.skipped, result.needed_nbytes, segment, state = extras
+        result.skipped, segment, state = extras
         result.state = pickle.loads(state) if state else None
         if segment is not None:
             handle = Handle(segment[0], fds[0] if fds else None, segment[1])
             result.oversize = attach(handle, own=True)
-    _set_outcome(result, outcome, memoryview(message)[start + length :])
-    return result
-
-
-def _set_outcome(result: TaskResult, outcome: int, envelope: memoryview) -> None:
+        start += length
     if outcome == BATCH:
-        result.envelope = bytes(envelope)
-    elif outcome == PARTIAL:
-        result.partial = codec.decode(envelope, None)
+        result.envelope = message[start:]
     elif outcome == FAILED:
-        result.error = pickle.loads(envelope)
-    result.ended, result.empty, result.cancelled = outcome == ENDED, outcome == EMPTY, outcome == CANCELLED
+        result.error = pickle.loads(memoryview(message)[start:])
+    else:
+        result.ended, result.empty, result.cancelled = outcome == ENDED, outcome == EMPTY, outcome == CANCELLED
+    return result

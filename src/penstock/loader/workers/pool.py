@@ -11,26 +11,24 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.shared_segment import SharedSegment
-from penstock.loader.batch_writer import PartialBatch
 from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.stream_shard import StreamShard
-from penstock.loader.workers.worker_spec import RowRange
 
 
-@dataclass(slots=True, eq=False)
 class Task:
-    """A batch, or some rows of one, for one worker to make."""
+    """A batch for one worker to make.
 
-    seq: int
-    """Unique within its pool, and larger than that of every task submitted before."""
-    batch: int
-    """The number of its batch within the epoch."""
-    indices: Any
-    slot: Slot | None = None
-    rows: RowRange | None = None
-    """Which rows of the batch `indices` are; None for the whole batch."""
-    worker: int | None = None
-    """The worker that must make it; None when any free one may."""
+    Most batches differ in four attributes only: what all of them begin with belongs to the class.
+
+    Args:
+        seq: unique within its pool, and larger than that of every task submitted before.
+        batch: the number of its batch within the epoch.
+        indices: of its samples.
+        slot: where the batch is to lie, if it is large enough.
+        worker: the worker that must make it; None when any free one may.
+        destination: the scheduler's own: the batch that the result belongs to. Never leaves the training process.
+    """
+
     shard: int = 0
     """Of an iterable dataset: the position of its shard in the round of shards."""
     epoch_seed: int | None = None
@@ -39,28 +37,40 @@ class Task:
     """Whether the result must carry the state of the shard after it."""
     cancelled: bool = False
     """Set by the pool's `cancel`: the result will be thrown away."""
-    destination: Any = None
-    """The scheduler's own: the batch that the result belongs to. Never leaves the training process."""
+
+    def __init__(
+        self,
+        seq: int,
+        batch: int,
+        indices: Any,
+        slot: Slot | None = None,
+        worker: int | None = None,
+        destination: Any = None,
+    ) -> None:
+        self.seq = seq
+        self.batch = batch
+        self.indices = indices
+        self.slot = slot
+        self.worker = worker
+        self.destination = destination
 
 
-@dataclass(slots=True)
 class TaskResult:
-    """What one task produced: one of envelope, batch, partial, error, ended, cancelled or empty."""
+    """What one task produced: one of envelope, batch, error, ended, cancelled or empty.
 
-    seq: int
-    worker: int
-    task: Task | None = None
-    """The task; filled in by the pool, because it never travels back."""
+    Args:
+        seq: of the task.
+        worker: that made it.
+        task: filled in by the pool of processes, because it never travels back.
+        error: a torch ExceptionWrapper.
+    """
+
     envelope: bytes | None = None
     """The batch, encoded."""
     batch: Any = None
     """The batch itself, when it was made in the training process."""
     is_batch: bool = False
     """Whether `batch` is one (a batch may be None)."""
-    partial: PartialBatch | None = None
-    """The rows of a batch that several workers fill."""
-    error: Any = None
-    """A torch ExceptionWrapper."""
     ended: bool = False
     """The shard of an iterable dataset is exhausted."""
     cancelled: bool = False
@@ -68,8 +78,6 @@ class TaskResult:
     """Every sample was skipped."""
     oversize: SharedSegment | None = None
     """The segment that holds the batch, because it outgrew its slot."""
-    needed_nbytes: int = 0
-    """The slot size that would have been enough, when a partial batch did not fit."""
     samples: int = 0
     nbytes: int = 0
     pid: int = 0
@@ -80,9 +88,15 @@ class TaskResult:
     collate_ns: int = 0
     busy_ns: int = 0
     """How much of both was computing rather than waiting; see `busy_time`."""
-    skipped: list[tuple[Any, str]] = field(default_factory=list)
+    skipped: Sequence[tuple[Any, str]] = ()
     state: Any = None
     """The state of its shard after it, where one was asked for and the dataset has one."""
+
+    def __init__(self, seq: int, worker: int, task: Task | None = None, error: Any = None) -> None:
+        self.seq = seq
+        self.worker = worker
+        self.task = task
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,7 @@ class WorkerCrash:
     task_at_fault: Task | None
     """The one of them that it was making."""
     row: int
-    """The row of that task that it was making."""
+    """The row of that task's batch that it was making."""
     is_retired: bool = False
     """It was leaving anyway, and needs no successor."""
     is_machine_failure: bool = False

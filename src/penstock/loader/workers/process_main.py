@@ -38,7 +38,6 @@ from penstock.loader.workers.lasting_effects import LastingEffects
 from penstock.loader.workers.pickled_spec import PickledSpec
 from penstock.loader.workers.process_ends import ProcessEnds, ProcessOptions
 from penstock.loader.workers.worker_context import WorkerContext
-from penstock.loader.workers.worker_spec import RowRange
 
 _ORPHAN_GRACE_S = 5.0
 """How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
@@ -207,7 +206,7 @@ class _Worker:
 
     def _work(self, message: memoryview) -> None:
         head = messages.TASK.unpack_from(message)
-        seq, epoch, has_slot, segment, offset, nbytes, start, stop, total, shard, epoch_seed, wants_state = head
+        seq, epoch, has_slot, segment, offset, nbytes, shard, epoch_seed, wants_state = head
         cells = self._cells
         row_cell = self._claim_cell + 1
         cells[row_cell] = 0
@@ -228,11 +227,10 @@ class _Worker:
         while has_slot and segment not in self._segments:
             self._read_inbox()  # its announcement was sent before this task, and is in the inbox or on its way there
         memory = self._segments[segment][1][offset : offset + nbytes] if has_slot else np.empty(0, np.uint8)
-        rows = RowRange(start, stop, total) if total >= 0 else None
         try:
             indices = pickle.loads(message[messages.TASK.size :])
             with self._inbox.working():
-                self._make(fetcher, seq, indices, Arena(memory), tick, rows, epoch_seed, wants_state)
+                self._make(fetcher, seq, indices, Arena(memory), tick, epoch_seed, wants_state)
         except _CancelledError:
             self._send(seq, messages.CANCELLED)
         except channel.Closed:
@@ -249,7 +247,6 @@ class _Worker:
         indices: Any,
         arena: Arena,
         tick: _Tick,
-        rows: RowRange | None,
         epoch_seed: int,
         wants_state: bool,
     ) -> None:
@@ -267,7 +264,6 @@ class _Worker:
                 arena,
                 epoch_seed=epoch_seed,
                 tick=tick,
-                rows=rows,
                 enlarge=enlarge,
                 prefetched=self._inbox.prefetched(seq, indices),
             )
@@ -275,8 +271,6 @@ class _Worker:
                 fetched.state = self._worker_context.state(fetcher, ended=fetched.ended)
             if fetched.ended:
                 self._send(seq, messages.ENDED, fetched=fetched)
-            elif rows is not None:
-                self._send(seq, messages.PARTIAL, codec.encode(fetched.partial, None), fetched)
             else:
                 assert fetched.arena is not None
                 try:

@@ -96,6 +96,8 @@ class ProcessPool:
         self._waiting: deque[bytes] = deque()
         """Tasks that the shared queue has had no room for yet."""
         self._outboxes: list[deque[_Message]] = [deque() for _ in range(most)]
+        self._has_unsent = False
+        """Whether some worker's socket has had no room for a message."""
         self._inboxes: list[Any] = [None] * most
         self._poller = select.poll()
         self._by_sentinel: dict[int, int] = {}
@@ -245,6 +247,7 @@ class ProcessPool:
         self._by_sentinel[process.sentinel] = worker
         self._poller.register(process.sentinel, select.POLLIN)
         self._flush_outbox(worker)
+        self._has_unsent = self._has_unsent or bool(self._outboxes[worker])
         return process
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -264,26 +267,35 @@ class ProcessPool:
         """Queue a task; never blocks."""
         message = messages.pack_task(task, self._control.cells[0])
         self._outstanding[task.seq] = task
-        if task.worker is None:
-            self._waiting.append(message)
-            self._flush_queue()
-        else:
+        if task.worker is not None:
             self._post(task.worker, b"W" + message, None)
+        elif self._waiting or not channel.send(self._to_workers, message, block=False):
+            self._waiting.append(message)
 
     def _post(self, worker: int, message: bytes, segment: SharedSegment | None) -> None:
-        self._outboxes[worker].append((message, segment))
+        outbox = self._outboxes[worker]
+        if segment is None and not outbox:
+            try:
+                if channel.send(self._inboxes[worker], message, block=False):
+                    return
+            except channel.Closed:  # the worker is dead; `collect` will find out
+                pass
+        outbox.append((message, segment))
         self._flush_outbox(worker)
+        self._has_unsent = self._has_unsent or bool(outbox)
 
     def _flush_outbox(self, worker: int) -> None:
         outbox = self._outboxes[worker]
-        with contextlib.suppress(channel.Closed):  # the worker is dead; `collect` will find out
+        try:
             while outbox:
                 message, segment = outbox[0]
-                handle = segment.handle() if segment is not None else None
-                fds = [handle.fd] if handle is not None and handle.fd is not None else []
+                handle = None if segment is None else segment.handle()
+                fds = () if handle is None or handle.fd is None else (handle.fd,)
                 if not channel.send(self._inboxes[worker], message, fds, block=False):
                     return
                 outbox.popleft()
+        except channel.Closed:  # the worker is dead; `collect` will find out
+            pass
 
     def _flush_queue(self) -> None:
         while self._waiting and channel.send(self._to_workers, self._waiting[0], block=False):
@@ -292,20 +304,31 @@ class ProcessPool:
     def _flush_all(self) -> None:
         if self._waiting:
             self._flush_queue()
-        for worker, outbox in enumerate(self._outboxes):
-            if outbox:
-                self._flush_outbox(worker)
+        if self._has_unsent:
+            for worker, outbox in enumerate(self._outboxes):
+                if outbox:
+                    self._flush_outbox(worker)
+            self._has_unsent = any(self._outboxes)
 
     # ── collecting ──────────────────────────────────────────────────────────────────────────────────────────
 
     def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
         """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
+        results = self._receive_results()
+        if results and not self._retiring:  # else one may have ended, and frees its number
+            self._flush_all()
+            return results
+        return self._collect(results, timeout_s)
+
+    def _collect(
+        self, events: list[TaskResult | WorkerCrash], timeout_s: float | None
+    ) -> list[TaskResult | WorkerCrash]:
+        """Wait for messages, and for workers that end, unless there are `events` already."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            events: list[TaskResult | WorkerCrash] = [*self._receive_results()]
             if events:
                 self._flush_all()
-                if not self._retiring:  # else it may have ended, and frees its number
+                if not self._retiring:
                     return events
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = self._poller.poll(0 if events else None if remaining is None else remaining * 1000)
@@ -316,9 +339,10 @@ class ProcessPool:
                 return events
             if not ready and remaining is not None and remaining <= 0:
                 return []
+            events = self._receive_results()
 
-    def _receive_results(self) -> list[TaskResult]:
-        results = []
+    def _receive_results(self) -> list[TaskResult | WorkerCrash]:
+        results: list[TaskResult | WorkerCrash] = []
         while (message := self._receiver.receive(block=False)) is not None:
             result = messages.unpack_result(*message)
             result.task = self._outstanding.pop(result.seq)

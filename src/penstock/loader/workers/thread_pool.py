@@ -259,18 +259,14 @@ class ThreadPool:
             Arena(memory),
             epoch_seed=task.epoch_seed,
             tick=_Tick(task, self.gate),
-            rows=task.rows,
             enlarge=enlarge,
         )
         if task.wants_state or fetched.ended:
             result.state = fetcher.samples.end_state() if fetched.ended else fetcher.samples.stream_state()
         result.samples, result.skipped, result.ended = fetched.samples, fetched.skipped, fetched.ended
-        result.needed_nbytes, result.busy_ns = fetched.needed_nbytes, fetched.busy_ns
+        result.busy_ns = fetched.busy_ns
         result.fetch_ns, result.collate_ns, result.began_ns = fetched.fetch_ns, fetched.collate_ns, fetched.began_ns
-        if task.rows is not None:
-            assert fetched.arena is not None
-            result.partial, result.nbytes = fetched.partial, fetched.arena.used
-        elif not fetched.ended:
+        if not fetched.ended:
             assert fetched.arena is not None
             try:
                 result.envelope = codec.encode(fetched.batch, fetched.arena)

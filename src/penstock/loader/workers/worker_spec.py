@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch.utils.data import default_collate
-
 from penstock.data.source import Source
 from penstock.data.storage.object_batch import BatchChain, ObjectBatch
 
@@ -48,17 +46,6 @@ class WorkerSpec:
     """Whether each sample is made with random states of its own seed; see `sample_seed`."""
 
     @property
-    def rows_can_be_split(self) -> bool:
-        """Whether several workers may fill one batch: samples are made one by one and collated by default_collate."""
-        return (
-            not self.iterable
-            and self.auto_collation
-            and self.collate_fn is default_collate
-            and self.errors == "raise"
-            and not self.makes_whole_batches
-        )
-
-    @property
     def makes_whole_batches(self) -> bool:
         """Whether the dataset is asked for all samples of a batch at once, as torch asks it."""
         if not self.auto_collation or self.iterable or self.fetching is not None:
@@ -87,12 +74,3 @@ class WorkerSpec:
             return batch
 
         return prefetch
-
-
-@dataclass(frozen=True, slots=True)
-class RowRange:
-    """Rows `start` to `stop` of a batch of `total`."""
-
-    start: int
-    stop: int
-    total: int

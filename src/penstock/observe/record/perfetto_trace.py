@@ -158,7 +158,6 @@ def _slices(event: Event, track: dict[str, int], micros: Any) -> list[dict[str, 
     args: dict[str, Any] = {"epoch": event.epoch, "batch": event.batch}
     if event.kind == "make":
         args |= {
-            "first row": event.row,
             "samples": event.samples,
             "fetch_ms": event.fetch_ns / 1e6,
             "collate_ms": event.collate_ns / 1e6,

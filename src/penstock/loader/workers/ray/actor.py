@@ -98,7 +98,8 @@ class RayWorker:
 
     def make(self, task: Task) -> tuple[TaskResult, np.ndarray | None]:
         """Make a task; return its result, and the bytes (uint8) that belong in its slot."""
-        result = TaskResult(task.seq, self._worker, pid=os.getpid())
+        result = TaskResult(task.seq, self._worker)
+        result.pid = os.getpid()
         data: np.ndarray | None = None
         try:
             if (failure := self._worker_context.take_failure()) is not None:

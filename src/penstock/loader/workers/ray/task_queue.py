@@ -7,11 +7,11 @@ the order of its tasks, so that what a dead one has delivered is the beginning o
 
 from __future__ import annotations
 
+import copy
 import pickle
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,8 @@ class TaskQueue:
             self._send_to(actor, self._shared.popleft())
 
     def _send_to(self, actor: RemoteActor, task: Task) -> None:
-        order = replace(task, slot=None, destination=None)
+        order = copy.copy(task)
+        order.slot = order.destination = None  # which are this process's
         result_ref, data_ref = actor.handle.make.options(num_returns=2).remote(order)
         actor.tasks.append(RemoteTask(task, result_ref, data_ref))
 
