@@ -48,10 +48,10 @@ test: $(READY) browser
 
 GPU_PAGES := $(shell grep -rl "benchmarks/results/gpu " README.md CHANGELOG.md docs)
 
-# What needs a GPU, in benchmarks/results/gpu, and the pages' tables of it: call it again for what 9 minutes were too short for.
+# What needs a GPU, in benchmarks/results/gpu, and the pages' tables of it: call it again for what six minutes were too short for.
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu; status=$$?; \
-	$(BIN)/python -m benchmarks.table --page $(GPU_PAGES) && exit $$status
+	$(BIN)/python -m benchmarks.table --page $(GPU_PAGES) && $(BIN)/python -m benchmarks.chart && exit $$status
 
 # The same with many more of hypothesis' examples, for a nightly run.
 thorough:
@@ -118,7 +118,7 @@ ON_STANDIN := env PYTHONPATH=src:.standin/site LD_LIBRARY_PATH=.standin OMP_NUM_
 standin: $(READY)
 	@tests/cuda/standin/setup.sh .standin >/dev/null
 	$(ON_STANDIN) FAKE_GPUS=2 $(BIN)/python -m pytest tests/cuda
-	$(ON_STANDIN) $(BIN)/python -m benchmarks.gpu --tiny --out build/standin
+	$(ON_STANDIN) $(BIN)/python -m benchmarks.gpu --tiny --minutes 15 --out build/standin
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loader $(BENCH)

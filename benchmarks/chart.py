@@ -1,7 +1,8 @@
-"""The README's chart, drawn from committed results: `python -m benchmarks.chart` writes docs/everyday.svg.
+"""Charts, drawn from committed results: `python -m benchmarks.chart` writes docs/everyday.svg and docs/gpu-steps.svg.
 
-A bar for each of some everyday loops, without workers and with two: torch's CPU time divided by penstock's. The axis is
-logarithmic. The file has both colour schemes and follows the reader's.
+everyday.svg, README's, has a bar for each of some everyday loops, without workers and with two: torch's CPU time
+divided by penstock's, on a logarithmic axis. gpu-steps.svg has a bar for each way to feed a training step on a GPU: the
+step's time, in milliseconds. The files have both colour schemes and follow the reader's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from benchmarks.ways import AHEAD, PINNED, RESIDENT, TORCH
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs/everyday.svg"
@@ -33,17 +36,24 @@ SHOWN = (
 )
 """Those that gain most, those that gain least, and what lies between."""
 
+STEPS_PICTURE = ROOT / "docs/gpu-steps.svg"
+STEPS_RESULTS = ROOT / "benchmarks/results/gpu/device.json"
+STEPS_SHOWN = ("clips", "tokens", "images")
+
 _LEFT, _RIGHT, _BAR, _GAP, _TOP = 190, 560, 9, 12, 46
 _LEAST, _MOST = 0.6, 16.0
 _STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #1f2328 }
-  .inline { fill: #2f6fdb } .workers { fill: #e08a1e } .line { stroke: #8c959f } .figure { font-size: 10px }
+  .inline { fill: #2f6fdb } .workers { fill: #e08a1e } .pinned { fill: #8fb0ea } .bound { fill: #8c959f }
+  .line { stroke: #8c959f } .figure { font-size: 10px }
   @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .inline { fill: #6ea8fe } .workers { fill: #f0b35a } }
 """
 
 
 def main() -> None:
-    """Write the picture."""
+    """Write the pictures whose results are there."""
+    if STEPS_RESULTS.exists() and (report := json.loads(STEPS_RESULTS.read_text()))["steps"]:
+        STEPS_PICTURE.write_text(steps_picture(report))
     PICTURE.write_text(picture({name: json.loads(path.read_text()) for name, path in RESULTS.items()}))
 
 
@@ -62,10 +72,38 @@ def picture(reports: dict[str, dict[str, Any]]) -> str:
         parts.append(f'<text x="{_LEFT - 8}" y="{top + _BAR + 4}" text-anchor="end">{escape(loop)}</text>')
         for at, (how, kind) in enumerate(zip(reports, ("inline", "workers"), strict=True)):
             parts += _bar(ratios[how].get(loop), kind, top + at * _BAR)
+    return _svg(parts, height, "CPU time of torch's DataLoader divided by penstock's, for everyday loops")
+
+
+def steps_picture(report: dict[str, Any]) -> str:
+    """Return the SVG of the steps of a report of `benchmarks.device`."""
+    kinds = {RESIDENT: "bound", TORCH.name: "workers", PINNED.name: "pinned", AHEAD.name: "inline"}
+    rows = {row["name"]: row["rounds"] for row in report["steps"] if "failed" not in row}
+    loads = [name for name in STEPS_SHOWN if name in rows]
+    ms = {name: {way: median(one[way]["step_ms"] for one in rows[name]) for way in kinds} for name in loads}
+    most = max(value for found in ms.values() for value in found.values())
+    step = len(kinds) * (_BAR + 3) + _GAP
+    parts = [f'<text x="{_LEFT}" y="16">milliseconds of a training step, median of rounds by turns</text>']
+    for number, name in enumerate(loads):
+        top = 28 + number * step
+        parts.append(f'<text x="{_LEFT - 8}" y="{top - 2}" text-anchor="end" font-weight="bold">{escape(name)}</text>')
+        for at, (way, kind) in enumerate(kinds.items()):
+            y, width = top + at * (_BAR + 3), ms[name][way] / most * (_RIGHT - _LEFT)
+            label = {RESIDENT: "data on the GPU", TORCH.name: "torch, pinned", PINNED.name: "penstock, pinned"}.get(
+                way, way
+            )
+            parts += [
+                f'<text class="figure" x="{_LEFT - 8}" y="{y + _BAR + 8}" text-anchor="end">{escape(label)}</text>',
+                f'<rect class="{kind}" x="{_LEFT}" y="{y + 9}" width="{width:.1f}" height="{_BAR}"/>',
+                f'<text class="figure" x="{_LEFT + width + 4:.1f}" y="{y + _BAR + 8}">{ms[name][way]:.2f}</text>',
+            ]
+    return _svg(parts, 28 + step * len(loads) + 6, "Time of a training step on a GPU, by what feeds it")
+
+
+def _svg(parts: list[str], height: int, what: str) -> str:
     body = "\n  ".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {height}" role="img" '
-        f"aria-label=\"CPU time of torch's DataLoader divided by penstock's, for everyday loops\">\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {height}" role="img" aria-label="{what}">\n'
         f"  <style>{_STYLE}  </style>\n  {body}\n</svg>\n"
     )
 

@@ -1,175 +1,215 @@
-"""From host memory to the GPU: `python -m benchmarks.device [--quick] [--json FILE [--resume]]`.
+"""From host memory to the GPU: `python -m benchmarks.device [--parts ...] [--json FILE [--resume]]`.
 
-**Costs**: what page-locking a slot, a fence behind all streams, and lending a slot take.
-**Link**: the bandwidth of a copy from a slot, from memory pinned by torch and from pageable
-memory, against the link's ceiling (torch's pinned memory, the largest size). **Steps**: a training step fed with data
-that lies on the GPU already (the upper bound), by torch's DataLoader with a plain `.to` and with `pin_memory=True` and
-`.to(..., non_blocking=True)`, by penstock with `pin_memory=True` and a plain `.to`, and by penstock with `device=`. The
-five take turns; a ratio is taken within each round. The share of GPU time without work is 1 minus the ratio to the
-upper bound. An epoch begins with a batch that nobody has made yet, and data that lies there has none to wait for: the
-ratio is also given from the first batch on. **Corruption**: 10^5 batches from pinned slots, copied by the user on four
-streams that lag behind, the views dropped at once; every byte is compared on the GPU. With --tiny, for tests, it needs
-no GPU: then it runs on the simulated one, and its figures mean nothing.
+- **host**: what a batch costs the thread that trains: CPU and wall time of `next` and `.to`, by turns, and each of the
+  driver's calls that a copy needs.
+- **link**: the bandwidth of copies from a slot and from memory that torch has pinned.
+- **instructions**: those of Python's interpreter for a batch, which is exact, with two workers.
+- **steps**: training steps by turns: on a batch that lies on the GPU already (the bound), on that batch while a loader
+  runs whose batches nobody uses, fed by torch's pinned loader, by penstock's, and by `device=`. The first batch of an
+  epoch, which nobody has made yet, is given apart.
+- **graph**: the same with a step that is a CUDA graph. The host then runs far ahead: how far, and what that takes.
+- **corruption**: batches that the user copies from pinned slots on four streams that lag behind, the views dropped at
+  once, and batches of `device=`. Every byte is compared on the GPU.
+
+With --tiny, for tests, it needs no GPU, and its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import ctypes
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
+from benchmarks.instructions import count_instructions
 from benchmarks.machine_facts import facts_with_gpu
-from benchmarks.row_file import RowFile, add_options, measured
-from benchmarks.workloads import Pool, Workload, clips, images, tokens
-from penstock import DataLoader
-from penstock.core.shared_segment import PrivateSegment
-from penstock.device import Device, Event, TensorSpec, device_of
-from penstock.loader.transport.ring import Ring
+from benchmarks.row_file import RowFile, add_options
+from benchmarks.ways import (
+    AHEAD,
+    BEST,
+    CUDA,
+    PINNED,
+    PLACE,
+    PLAIN,
+    RESIDENT,
+    TORCH,
+    Lead,
+    Way,
+    fed,
+    in_turns,
+    moved,
+    repeated,
+    settle,
+    timed,
+)
+from benchmarks.workloads import Pool, Workload, clips, images, in_dicts, labelled_clips, tokens
 
-WORKERS = 8
-PARTS = ("costs", "link", "steps", "corruption")
-SIZES_MIB = (1, 4, 16, 64, 256)
-CUDA = torch.cuda.is_available()
-PLACE = "cuda" if CUDA else "cpu"
-"""Where models lie: the simulated device's memory is the host's."""
+PARTS = ("host", "link", "instructions", "steps", "graph", "corruption")
+WORKERS, ROUNDS, STEPS = 8, 5, 200
+UNUSED = "a loader that is not used"
+Step = Callable[[Any], None]
 
 
 def main() -> int:
     """Measure, print, write; return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="three rounds of short epochs")
     parser.add_argument("--tiny", action="store_true", help="sizes for a test, with or without a GPU")
-    add_options(parser)
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="only these")
+    add_options(parser)
     asked = parser.parse_args()
     if not CUDA and not asked.tiny:
         sys.exit("benchmarks.device needs an NVIDIA GPU, and there is none here")
-    device = device_of("cuda" if CUDA else "sim")
-    rounds, workers = (1, 1) if asked.tiny else (3 if asked.quick else 5, asked.workers)
+    workers = 1 if asked.tiny else asked.workers
     found: dict[str, Any] = {
-        "benchmark": "device",
-        "sizes": "tiny" if asked.tiny else "quick" if asked.quick else "full",
-        "workers": workers,
-        "machine": facts_with_gpu(),
-        "date": time.strftime("%Y-%m-%d"),
-        "costs": [],
-        "link": [],
-        "steps": [],
-        "corruption": None,
-    }
-
+        "benchmark": "device", "sizes": "tiny" if asked.tiny else "full", "workers": workers,
+        "machine": facts_with_gpu(), "instructions": [], "batches": [], "calls": [], "link": [], "steps": [],
+        "graph": [], "corruption": [],
+    }  # fmt: skip
     file = RowFile(asked, found)
-    there = [row.get("mib", row.get("name")) for row in found["link"] + found["steps"]]
-    if "corruption" in asked.parts and found["corruption"] is None:
-        found["corruption"] = _corruption(100 if asked.tiny else 10_000 if asked.quick else 100_000, workers)
-        file.write()
-    if "costs" in asked.parts and not found["costs"]:
-        found["costs"] = costs(device, (1,), 2) if asked.tiny else costs(device)
-        file.write()
-    for size in SIZES_MIB[: 1 if asked.tiny else None] if "link" in asked.parts else ():
-        if size not in there:
-            file.add("link", {"mib": size}, lambda size=size: _link(device, size, rounds))
-    for name, make in (TINY_LOOPS if asked.tiny else LOOPS).items() if "steps" in asked.parts else ():
-        if name not in there:
-            batches = 40 if asked.quick else 120
-            file.add(
-                "steps", {"name": name}, lambda make=make, batches=batches: _steps(*make(batches), workers, rounds)
-            )
-    _print({name: measured(value) for name, value in found.items()})
+    for part in PARTS:
+        if part in asked.parts:
+            MEASURE[part](file, workers, asked.tiny)
+    for row in (row for rows in found.values() if isinstance(rows, list) for row in rows):
+        print(", ".join(f"{name}={value}" for name, value in row.items() if not isinstance(value, list | dict)))
     return file.exit_code()
 
 
-# ── costs ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a batch costs the host ─────────────────────────────────────────────────────────────────────────────
 
 
-def costs(device: Device, sizes_mib: Sequence[int] = (1, 16, 64), laps: int = 20) -> list[dict[str, Any]]:
-    """Return rows of microseconds, one for each lap: of registering slots, of fences, of a slot that is lent."""
-    rows: list[dict[str, Any]] = []
-    for mib in sizes_mib:
-        found: dict[str, list[float]] = {f"register {mib} MiB": [], f"unregister {mib} MiB": []}
-        for _ in range(laps):
-            segment = PrivateSegment(mib << 20)
-            np.frombuffer(segment.memory, np.uint8)[:] = 1  # not the price of its first pages
-            began = time.perf_counter()
-            registration = device.register(segment.memory)
-            found[f"register {mib} MiB"].append((time.perf_counter() - began) * 1e6)
-            if registration is None:
+def _host(file: RowFile, workers: int, tiny: bool) -> None:
+    loads = TINY if tiny else {"clips": clips, "dict of three": in_dicts}
+    for load, make in loads.items():
+        file.add_rounds(
+            "batches", {"name": load}, 1 if tiny else 3,
+            lambda make=make: _host_rounds(make(8 if tiny else 100), workers), share=0.35,
+        )  # fmt: skip
+    for name in CALLS if CUDA else ():
+        file.add("calls", {"of": name}, lambda name=name: _call_us(name, 2 if tiny else 20))
+
+
+def _instructions(file: RowFile, workers: int, tiny: bool) -> None:
+    for load, make in (TINY if tiny else COUNTED).items():
+        for way in (TORCH, PLAIN, PINNED, AHEAD):
+            about = {"load": load, "way": way.name}
+            file.add("instructions", about, lambda make=make, way=way: _counted(make(10 if tiny else 20), way))
+
+
+def _counted(workload: Workload, way: Way) -> dict[str, Any]:
+    loader = way.open(workload.dataset, batch_size=workload.batch_size, num_workers=2, persistent_workers=True)
+    return count_instructions(loader, way.moved)
+
+
+def _host_rounds(workload: Workload, workers: int) -> Callable[[int], dict[str, Any]]:
+    """Return what gives the medians of CPU and wall time of `next` and `.to`, in microseconds, beside a small step."""
+    loaders = _opened(workload, workers)
+    layers = [layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU())]
+    step, inputs = _training(nn.Sequential(*layers)), torch.zeros(64, 8, device=PLACE)
+
+    def measured(way: Way, loader: Any) -> dict[str, float]:
+        cpu, wall, batches, batch = [], [], iter(loader), None
+        settle()
+        while True:
+            cpu_ns, began_ns = time.thread_time_ns(), time.perf_counter_ns()
+            batch = next(batches, None)
+            if batch is None:
                 break
-            began = time.perf_counter()
-            registration.close()
-            found[f"unregister {mib} MiB"].append((time.perf_counter() - began) * 1e6)
-        rows += [{"of": name, "us": values} for name, values in found.items()]
-    fences: list[float] = []
-    for _ in range(50 * laps):
-        began = time.perf_counter()
-        fence = device.fence()
-        if fence is None:
-            break
-        fence.query()
-        fences.append((time.perf_counter() - began) * 1e6)
-    rows.append({"of": "fence, and one query", "us": fences})
-    rows.append({"of": "slot lent and returned", "us": _leases(device, 50 * laps)})
-    return rows
+            batch = way.moved(batch)
+            wall.append((time.perf_counter_ns() - began_ns) / 1e3)
+            cpu.append((time.thread_time_ns() - cpu_ns) / 1e3)
+            step(inputs)
+        settle()
+        return {"cpu_us": median(cpu[4:]), "wall_us": median(wall[4:])}
+
+    feeds = {way.name: lambda way=way, loader=loader: measured(way, loader) for way, loader in loaders}
+    in_turns(feeds, 0)
+    return lambda number: in_turns(feeds, number)
 
 
-def _leases(device: Device, laps: int) -> list[float]:
-    ring, found = Ring(PrivateSegment, 1 << 26, pin=device.register, fence=device.fence), []
-    for _ in range(laps):
-        began = time.perf_counter()
-        slot = ring.acquire_larger(1 << 16)
-        assert slot is not None
-        ring.commit(slot, 1 << 16)
-        lent = ring.lend(slot)
-        del lent
-        found.append((time.perf_counter() - began) * 1e6)
-    ring.close()
-    return found
+def _opened(workload: Workload, workers: int) -> list[tuple[Way, Any]]:
+    options = {"batch_size": workload.batch_size, "num_workers": workers, "persistent_workers": True}
+    return [(way, way.open(workload.dataset, **options)) for way in BEST]
+
+
+CALLS = (
+    "nothing, by ctypes", "cuCtxGetCurrent", "cuStreamIsCapturing", "cuEventRecord", "cuEventQuery",
+    "cuStreamWaitEvent", "cuCtxRecordEvent", "cuMemcpyHtoDAsync", "torch.empty_strided",
+)  # fmt: skip
+
+
+def _call_us(name: str, laps: int, calls: int = 50) -> dict[str, Any]:
+    """Return the microseconds of one call, for each lap of `calls`, so few that the GPU's queue is never full."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    event = torch.cuda.Event()
+    event.record()
+    stream, recorded = (ctypes.c_void_p(one) for one in (torch.cuda.current_stream().cuda_stream, event.cuda_event))
+    context, status, nbytes = ctypes.c_void_p(), ctypes.c_int(), 1 << 20
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    host = torch.zeros(nbytes, dtype=torch.uint8).pin_memory()
+    there = host.cuda()
+    addresses = ctypes.c_uint64(there.data_ptr()), ctypes.c_void_p(host.data_ptr())
+    run: dict[str, Callable[[], Any]] = {
+        "nothing, by ctypes": partial(ctypes.CDLL(None).abs, 0),
+        "cuCtxGetCurrent": partial(driver.cuCtxGetCurrent, ctypes.byref(context)),
+        "cuStreamIsCapturing": partial(driver.cuStreamIsCapturing, stream, ctypes.byref(status)),
+        "cuEventRecord": partial(driver.cuEventRecord, recorded, stream),
+        "cuEventQuery": partial(driver.cuEventQuery, recorded),
+        "cuStreamWaitEvent": partial(driver.cuStreamWaitEvent, stream, recorded, 0),
+        "cuCtxRecordEvent": lambda: driver.cuCtxRecordEvent(context, recorded),
+        "cuMemcpyHtoDAsync": lambda: driver.cuMemcpyHtoDAsync_v2(*addresses, ctypes.c_size_t(nbytes), stream),
+        "torch.empty_strided": partial(
+            torch.empty_strided, (16, 16, 3, 112, 112), (602112, 37632, 12544, 112, 1), dtype=torch.uint8, device="cuda"
+        ),
+    }
+    call, found = run[name], []
+    returned = call()
+    for _ in range(laps + 1):
+        settle()
+        began = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        found.append((time.perf_counter_ns() - began) / 1e3 / calls)
+    settle()
+    return {"us": found[1:], "returned": returned if isinstance(returned, int) else 0}
 
 
 # ── the link ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _link(device: Device, mib: int, rounds: int) -> dict[str, Any]:
-    nbytes = mib << 20
-    slab = PrivateSegment(nbytes)
-    slot = torch.from_numpy(np.frombuffer(slab.memory, np.uint8))
-    slot.fill_(1)
-    pageable = torch.ones(nbytes, dtype=torch.uint8)
-    sources = {"slot": slot, "torch pinned": pageable.pin_memory() if CUDA else pageable, "pageable": pageable}
-    registration = device.register(slab.memory)
-    target = device.empty(TensorSpec.of(slot))
-    copies = max(4, (1 << 30) // nbytes)
+def _link(file: RowFile, workers: int, tiny: bool) -> None:
+    for mib in (1,) if tiny else (4, 16, 64):
+        file.add("link", {"mib": mib}, lambda mib=mib: _bandwidth(mib << 20, 2 if tiny else 8))
 
-    def copy(name: str) -> Event:
-        if name == "pageable" and CUDA:  # as `.to` copies it; `upload` would go by way of torch's pinned memory
-            target.copy_(pageable)
-            return device.record_event()
-        return device.upload([(target, sources[name])], device.record_event())
 
-    rates: dict[str, list[float]] = {name: [] for name in sources}
-    for _ in range(rounds + 1):
-        for name in sources:
-            device.record_event().synchronize()
-            start = time.perf_counter()
-            for _ in range(copies):
-                event = copy(name)
-            event.synchronize()
-            rates[name].append(nbytes * copies / (time.perf_counter() - start) / 1e9)
-    if registration is not None:
-        registration.close()
-    is_pinned = registration is not None
-    return {"is_pinned": is_pinned, "gb_per_s": {name: each[1:] for name, each in rates.items()}}
+def _bandwidth(nbytes: int, laps: int) -> dict[str, Any]:
+    """Return gigabytes a second of copies from a slot (a batch of one sample) and from torch's pinned memory."""
+    loader = PINNED.open(Pool((nbytes,), np.uint8, 4), batch_size=1, num_workers=1)
+    slot = next(iter(loader))[0]
+    pinned = slot.clone().pin_memory() if CUDA else slot.clone()
+    target = torch.empty_like(slot, device=PLACE)
+    copies = max(2, (1 << 28) // nbytes)
+
+    def rate(source: Tensor) -> float:
+        settle()
+        began = time.perf_counter()
+        for _ in range(copies):
+            target.copy_(source, non_blocking=True)
+        settle()
+        return nbytes * copies / (time.perf_counter() - began) / 1e9
+
+    rounds = [{"slot": rate(slot), "torch pinned": rate(pinned)} for _ in range(laps + 1)][1:]
+    return {name: [one[name] for one in rounds] for name in ("slot", "torch pinned")} | {"is_pinned": slot.is_pinned()}
 
 
 # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +233,7 @@ def _convolutions() -> nn.Module:
 
 
 class _Transformer(nn.Module):
-    """Four layers over sequences of 2048 tokens, of which a quarter is used."""
+    """Four layers over sequences of 2048 tokens, of which a sixteenth is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +243,7 @@ class _Transformer(nn.Module):
         self.head = nn.Linear(512, 1000)
 
     def forward(self, batch: Tensor) -> Tensor:
-        found: Tensor = self.head(self.layers(self.embedding(batch[:, :512])).mean(1))
+        found: Tensor = self.head(self.layers(self.embedding(batch[:, :128] % 32_000)).mean(1))
         return found
 
 
@@ -217,11 +257,11 @@ def _volumes() -> nn.Module:
     )  # fmt: skip
 
 
-def _training(model: nn.Module, prepare: Callable[[Tensor], Tensor] = lambda batch: batch) -> Step:
+def _training(model: nn.Module, prepare: Callable[[Any], Tensor] = lambda batch: batch) -> Step:
     model = model.to(PLACE).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
-    def step(batch: Tensor) -> None:
+    def step(batch: Any) -> None:
         with torch.autocast(PLACE, torch.bfloat16):
             loss = model(prepare(batch)).float().pow(2).mean()
         loss.backward()
@@ -231,82 +271,122 @@ def _training(model: nn.Module, prepare: Callable[[Tensor], Tensor] = lambda bat
     return step
 
 
-def _few_rows(batches: int) -> Workload:
-    return Workload(name="tiny rows", dataset=Pool((16,), np.float32, 8), batch_size=4, batches=2)
+def _frames_first(batch: Tensor) -> Tensor:
+    return batch.float().div_(255).transpose(1, 2)
 
 
-Step = Callable[[Tensor], None]
-LOOPS: dict[str, Callable[[int], tuple[Workload, Step]]] = {
-    "float images": lambda batches: (images(batches), _training(_convolutions())),
-    "tokens": lambda batches: (tokens(batches), _training(_Transformer(), lambda batch: batch % 32_000)),
-    "uint8 clips": lambda batches: (
-        clips(batches), _training(_volumes(), lambda batch: batch.float().div_(255).transpose(1, 2))
-    ),
+def _tiny(batches: int) -> Workload:
+    return Workload(name="rows", dataset=Pool((16,), np.float32, 4 * batches), batch_size=4, batches=batches)
+
+
+COUNTED: dict[str, Callable[[int], Workload]] = {
+    "clips": clips, "clips and labels": labelled_clips, "dict of three": in_dicts
 }  # fmt: skip
-"""Workloads by their name, with a model that trains on them in steps of some tens of milliseconds."""
+TINY: dict[str, Callable[[int], Workload]] = {"rows": _tiny}
+LOOPS: dict[str, tuple[Callable[[int], Workload], Callable[[], Step]]] = {
+    "clips": (clips, lambda: _training(_volumes(), _frames_first)),
+    "dict of three": (in_dicts, lambda: _training(_convolutions(), lambda batch: batch["image"].float().div_(255))),
+    "tokens": (tokens, lambda: _training(_Transformer())),
+    "images": (lambda batches: images(batches, 32), lambda: _training(_convolutions())),
+}
+"""Workloads by their name, with a model that trains on them in steps of some milliseconds."""
 
-TINY_LOOPS: dict[str, Callable[[int], tuple[Workload, Step]]] = {
-    "tiny rows": lambda batches: (_few_rows(batches), _training(nn.Linear(16, 8)))
+TINY_LOOPS: dict[str, tuple[Callable[[int], Workload], Callable[[], Step]]] = {
+    "rows": (_tiny, lambda: _training(nn.Linear(16, 8)))
 }
 
 
-def _steps(workload: Workload, step: Step, workers: int, rounds: int) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "batch_size": workload.batch_size, "num_workers": workers, "persistent_workers": True
-    }  # fmt: skip
-    resident = next(iter(TorchDataLoader(workload.dataset, batch_size=workload.batch_size))).to(PLACE)
-    feeds: dict[str, Callable[[], Iterator[Tensor]]] = {
-        "resident": lambda: (resident for _ in range(workload.batches)),
-    }
-    plain = TorchDataLoader(workload.dataset, **options)
-    torchs = TorchDataLoader(workload.dataset, pin_memory=CUDA, **options)
-    pinned = DataLoader(workload.dataset, pin_memory=CUDA, **options)
-    ahead = DataLoader(workload.dataset, device="cuda" if CUDA else "sim", **options)
-    feeds["torch, .to"] = lambda: (batch.to(PLACE) for batch in plain)
-    feeds["torch, pin_memory, non_blocking"] = lambda: (batch.to(PLACE, non_blocking=True) for batch in torchs)
-    feeds["penstock, pin_memory, .to"] = lambda: (batch.to(PLACE) for batch in pinned)
-    feeds["penstock, device="] = lambda: iter(ahead)
-    seconds: dict[str, list[float]] = {name: [] for name in feeds}
-    firsts: dict[str, list[float]] = {name: [] for name in feeds}
-    for number in range(rounds + 1):
-        names = list(feeds)
-        for name in reversed(names) if number % 2 else names:
-            _settle()
-            start = time.perf_counter()
-            first_s = None
-            for batch in feeds[name]():
-                first_s = time.perf_counter() - start if first_s is None else first_s
-                step(batch)
-            _settle()
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-                firsts[name].append(first_s or 0.0)
-    rates = {name: [workload.samples / each for each in values] for name, values in seconds.items()}
-    flowing = {
-        name: [(whole - first) for whole, first in zip(seconds[name], firsts[name], strict=True)] for name in feeds
-    }
-
-    def of(other: str) -> dict[str, list[float]]:
-        return {name: [a / b for a, b in zip(values, rates[other], strict=True)] for name, values in rates.items()}
-
-    return {
-        "samples_per_s": rates,
-        "of_the_bound": of("resident"),
-        "of_plain": of("torch, .to"),
-        "first_batch_ms": {name: [first * 1e3 for first in values] for name, values in firsts.items()},
-        "of_the_bound_after_first": {
-            name: [bound / own for bound, own in zip(flowing["resident"], values, strict=True)]
-            for name, values in flowing.items()
-        },
-        "step_ms": statistics.median(seconds["resident"]) / workload.batches * 1e3,
-        "uploads": ahead.statistics().uploads,
-        "uploads_hidden": ahead.statistics().uploads_hidden,
-    }
+def _steps(file: RowFile, workers: int, tiny: bool) -> None:
+    loops = TINY_LOOPS if tiny else LOOPS
+    for number, (name, (workload_of, step_of)) in enumerate(loops.items()):
+        loops_ = _Loops(workers)
+        file.add_rounds(
+            "steps", {"name": name}, 1 if tiny else ROUNDS,
+            lambda loops_=loops_, w=workload_of, s=step_of: loops_.begin(w(8 if tiny else STEPS), s(), unused=True),
+            loops_.counted, share=1 / (len(loops) - number),
+        )  # fmt: skip
 
 
-def _settle() -> None:
-    if CUDA:
-        torch.cuda.synchronize()
+def _graph(file: RowFile, workers: int, tiny: bool) -> None:
+    name, (workload_of, step_of) = next(iter((TINY_LOOPS if tiny else LOOPS).items()))
+    loops = _Loops(workers)
+
+    def begin() -> Callable[[int], dict[str, Any]]:
+        workload = workload_of(8 if tiny else STEPS)
+        step = _captured(step_of(), _first_batch(workload)) if CUDA else step_of()
+        return loops.begin(workload, step, leads=True)
+
+    file.add_rounds("graph", {"name": name}, 1 if tiny else 3, begin, loops.counted)
+
+
+def _captured(step: Step, batch: Tensor) -> Step:
+    """Return the step as a CUDA graph, with a copy of its batch to where the graph reads it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(batch)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(batch)
+
+    def replayed(other: Tensor) -> None:
+        batch.copy_(other, non_blocking=True)
+        graph.replay()
+
+    return replayed
+
+
+def _first_batch(workload: Workload) -> Any:
+    return moved(default_collate([workload.dataset[index] for index in range(workload.batch_size)]))
+
+
+class _Loops:
+    """The loops over one workload, whose loaders are made once and take turns."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers, self._loaders = workers, list[tuple[Way, Any]]()
+
+    def begin(
+        self, workload: Workload, step: Step, *, unused: bool = False, leads: bool = False
+    ) -> Callable[[int], dict[str, Any]]:
+        """Open the loaders, warm all up, and return what measures a round."""
+        self._loaders = _opened(workload, self._workers)
+        resident = _first_batch(workload)
+        feeds: dict[str, Callable[[], Iterator[Any]]] = {RESIDENT: repeated(resident, workload.batches)}
+        if unused:
+            options = {"batch_size": workload.batch_size, "num_workers": self._workers, "persistent_workers": True}
+            plain = PLAIN.open(workload.dataset, **options)
+            feeds[UNUSED] = lambda: (resident for _ in plain)
+        feeds |= {way.name: fed(way, loader) for way, loader in self._loaders}
+        for feed in feeds.values():
+            timed(feed, step, 40)
+
+        def run(feed: Callable[[], Iterator[Any]]) -> dict[str, float]:
+            lead = Lead() if leads else None
+            found = timed(feed, step, lead=lead)
+            if lead is not None and lead.steps:
+                found |= {"lead": median(lead.steps), "lead_most": max(lead.steps)}
+            return found
+
+        runs = {name: lambda feed=feed: run(feed) for name, feed in feeds.items()}
+        return lambda number: in_turns(runs, number)
+
+    def counted(self) -> dict[str, Any]:
+        """Return what penstock's loaders counted."""
+        counts = {}
+        for way, loader in self._loaders:
+            if way.loader == "penstock":
+                found = loader.statistics()
+                counts[way.name] = {
+                    **{name: getattr(found.ring, name) for name in RING}, "uploads": found.uploads,
+                    "copy_wait_s": getattr(found, "copy_wait_s", None),
+                }  # fmt: skip
+        return {"counted": counts}
+
+
+RING = ("segments", "nbytes", "pinned_nbytes", "copied_out", "oversize", "grown")
 
 
 # ── corruption ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -325,60 +405,34 @@ class Numbers(Dataset[Tensor]):
         return torch.full((4096,), index, dtype=torch.int32)
 
 
-def _corruption(batches: int, workers: int) -> dict[str, int]:
-    """Return how many batches were copied, and how many elements of them were wrong."""
-    streams = [torch.cuda.stream(torch.cuda.Stream()) if CUDA else nullcontext() for _ in range(4)]
+def _corruption(file: RowFile, workers: int, tiny: bool) -> None:
+    for way in (PINNED, AHEAD):
+        file.add("corruption", {"way": way.name}, lambda way=way: _wrong(way, 100 if tiny else 10_000, workers))
+
+
+def _wrong(way: Way, batches: int, workers: int) -> dict[str, int]:
+    """Return how many batches came, and how many of their elements were wrong."""
+    streams: list[Any] = [torch.cuda.Stream() if CUDA else None for _ in range(4)]
     wrong = [torch.zeros((), dtype=torch.int64, device=PLACE) for _ in streams]
     rows = torch.arange(4, device=PLACE, dtype=torch.int32)[:, None]
-    _settle()
-    loader = DataLoader(Numbers(4 * batches), batch_size=4, num_workers=workers, pin_memory=CUDA)
-    for number, batch in enumerate(loader):
-        with streams[number % 4]:
+    settle()
+    found = iter(way.open(Numbers(4 * batches), batch_size=4, num_workers=workers))
+    for number in range(batches):
+        stream = streams[number % 4]
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            batch = next(found)
             if CUDA and number % 16 < 4:
-                torch.cuda._sleep(1_000_000)  # so that copies begin long after their views have died
-            wrong[number % 4] += (batch.to(PLACE, non_blocking=True) != rows + 4 * number).sum()
-    del batch
-    _settle()
+                torch.cuda._sleep(1_000_000)  # so that copies and reads begin long after the batch was dropped
+            wrong[number % 4] += (way.moved(batch) != rows + 4 * number).sum()
+            del batch
+    settle()
     return {"batches": batches, "wrong_elements": sum(int(one) for one in wrong)}
 
 
-# ── print ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _spread(values: list[float], digits: int) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} … {max(values):.{digits}f})"
-
-
-def _print(found: dict[str, Any]) -> None:
-    for row in found["costs"]:
-        print(f"{row['of']}: {_spread(row['us'], 1) if row['us'] else 'refused'} us")
-    for row in found["link"]:
-        rates = ", ".join(f"{name} {_spread(values, 1)}" for name, values in row["gb_per_s"].items())
-        print(f"{row['mib']} MiB, GB/s: {rates}")
-    for row in found["steps"]:
-        print(f"{row['name']}, steps of {row['step_ms']:.1f} ms:")
-        for name, rates in row["samples_per_s"].items():
-            bound = f"{_spread(row['of_the_bound'][name], 3)} of the bound"
-            first = f"{statistics.median(row['first_batch_ms'][name]):.1f} ms"
-            after = f"{_spread(row['of_the_bound_after_first'][name], 3)} from the first batch on, which took {first}"
-            print(f"  {name}: {_spread(rates, 0)} samples/s, {bound}; {after}")
-    said = []
-    if found["link"]:
-        ceiling = max(max(row["gb_per_s"]["torch pinned"]) for row in found["link"])
-        slot = max(statistics.median(row["gb_per_s"]["slot"]) for row in found["link"])
-        said.append(f"slots reach {slot / ceiling:.2f} of the link's {ceiling:.1f} GB/s (target 0.95)")
-    if found["steps"]:
-        least = min(statistics.median(row["of_the_bound"]["penstock, device="]) for row in found["steps"])
-        plain = min(statistics.median(row["of_plain"]["penstock, device="]) for row in found["steps"])
-        after = min(statistics.median(row["of_the_bound_after_first"]["penstock, device="]) for row in found["steps"])
-        said.append(
-            f"device= reaches at least {least:.3f} of the upper bound, {after:.3f} after the first batch (target 0.98)"
-        )
-        said.append(f"and {plain:.3f} of a plain .to (target 0.99)")
-    if found["corruption"]:
-        wrong = found["corruption"]
-        said.append(f"{wrong['wrong_elements']} wrong elements in {wrong['batches']} batches")
-    print(f"device: {'; '.join(said) or 'costs'}; {found['seconds']:.0f} s")
+MEASURE: dict[str, Callable[[RowFile, int, bool], None]] = {
+    "host": _host, "link": _link, "instructions": _instructions, "steps": _steps, "graph": _graph,
+    "corruption": _corruption,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

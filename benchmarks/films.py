@@ -17,24 +17,27 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))  # workers come by this module too
 
 
-def write_film(folder: Path, pictures: int, side: int) -> Path:
-    """Write a film of noise that is twice as large as what is made of it."""
+def write_film(folder: Path, pictures: int, side: int, codec: str = "mpeg4") -> Path:
+    """Write a film of noise that is twice as large as what is made of it; without PyAV it is Motion-JPEG."""
     draw = np.random.default_rng(0)
     found = (
         draw.integers(0, 256, (8, 8, 3), dtype=np.uint8).repeat(side // 4, 0).repeat(side // 4, 1)
         for _ in range(pictures)
     )
-    return _write_mpeg4(folder / "film.mp4", found) if find_spec("av") else _write_jpegs(folder / "film.mjpeg", found)
+    return (
+        _write_mp4(folder / "film.mp4", found, codec) if find_spec("av") else _write_jpegs(folder / "film.mjpeg", found)
+    )
 
 
-def _write_mpeg4(film: Path, pictures: Iterable[np.ndarray]) -> Path:
+def _write_mp4(film: Path, pictures: Iterable[np.ndarray], codec: str) -> Path:
     import av
 
     with av.open(str(film), "w") as out:
-        stream = out.add_stream("mpeg4", rate=25)
+        stream = out.add_stream(codec, rate=25)
         for number, pixels in enumerate(pictures):
             if not number:
                 stream.height, stream.width = pixels.shape[:2]
+                stream.pix_fmt = "yuv420p"
             frame = av.VideoFrame.from_ndarray(pixels, "rgb24")
             frame.pts = number
             out.mux(stream.encode(frame))

@@ -1,4 +1,4 @@
-"""What TrainStep costs: `python -m benchmarks.fit [--quick] [--json FILE [--resume]]`.
+"""What TrainStep costs: `python -m benchmarks.fit [--quick] [--rows ...] [--json FILE [--resume]]`.
 
 **Overhead**: equal models are stepped by hand, by hand once more (which shows what the measure itself can tell apart)
 and by a TrainStep, on the GPU where there is one, else with one thread. In each round each of them takes a step, in an
@@ -34,7 +34,7 @@ BY_HAND, AGAIN, OURS = "by hand", "by hand again", "TrainStep"
 BLOCK_ROUNDS = 20
 DRAWS = 4000
 ROW_S = 240.0
-QUICK_ROW_S = 5.0 if DEVICE.type == "cuda" else 30.0
+QUICK_ROW_S = 4.0 if DEVICE.type == "cuda" else 30.0
 
 
 def main() -> int:
@@ -42,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROW_S:.0f} s a row instead of {ROW_S:.0f}")
     parser.add_argument("--tiny", action="store_true", help="one block of rounds a row, on small models, for a test")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, metavar="ROW", help=f"of {'; '.join(ROWS)}")
     add_options(parser)
     asked = parser.parse_args()
     if DEVICE.type == "cpu":
@@ -57,12 +58,10 @@ def main() -> int:
     }
 
     file = RowFile(asked, found)
-    there = {(row["name"], row["optimizer"]) for row in found["overhead"]}
-    for name in ("short",) if asked.tiny else STEPPED:
-        for optimizer in ("SGD", "AdamW", "own"):
-            if (name, optimizer) not in there:
-                about = {"name": name, "optimizer": optimizer}
-                file.add("overhead", about, lambda about=about: _overhead(**about, row_s=row_s))
+    for row in ROWS[-3:] if asked.tiny else asked.rows:
+        name, _, optimizer = row.partition(", ")
+        about = {"name": name, "optimizer": optimizer}
+        file.add("overhead", about, lambda about=about: _overhead(**about, row_s=row_s))
     _print({**found, "overhead": measured(found["overhead"])})
     return file.exit_code()
 
@@ -101,6 +100,7 @@ def _short() -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {"CNN": _cnn, "MLP": _mlp, "transformer": _transformer}
 STEPPED = CASES | {"short": _short}
+ROWS = [f"{name}, {optimizer}" for name in STEPPED for optimizer in ("SGD", "AdamW", "own")]
 
 
 class Signs(torch.optim.Optimizer):

@@ -1,12 +1,11 @@
-"""All that needs a GPU, in one command: `python -m benchmarks.gpu --out DIR [--minutes 9] [--tiny] [part ...]`.
+"""All that needs a GPU, in one command: `python -m benchmarks.gpu --out DIR [--minutes 6] [--tiny] [part ...]`.
 
-Each part is a process of its own with a limit; parts come in the order of their worth. What a part has measured lies
-in DIR after every row, its output in `log.txt`, and how it ended in `gpu.json`. A second call goes on with what is
-missing, with rows too; a part that is done is begun again if it is named. On an H200 with 16 cores the first three took
-18, 9 and 39 s; 84, 120 and 90 s were too short for the others.
+Each part is a process of its own with a limit; all of them together take two calls of six minutes at most. What a part
+has measured lies in DIR after every row, its output in `log.txt`, and how it ended in `gpu.json`. A second call goes on
+with what is missing, and measures again what was measured of other code.
 Nothing needs to be installed but torch and NumPy: run it in the repository with PYTHONPATH=src. The tests need pytest,
-two of the cases Pillow and PyAV; what lacks them says so.
-Where DIR does not outlast a call, put what came back of it into the next call's DIR first.
+programs on images Pillow and on films PyAV (Pillow otherwise), decoding on the GPU torchvision and torchcodec; what is
+missing is named. Where DIR does not outlast a call, put what came back of it into the next call's DIR first.
 With --tiny the parts take the same road in sizes that mean nothing, with or without a GPU.
 """
 
@@ -22,14 +21,22 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.machine_facts import facts
+from benchmarks.row_file import UNFINISHED
 
 ROOT = Path(__file__).parents[1]
 LOG_NBYTES = 4 << 20
 """What is kept of the output of all parts, the last."""
+
+MARGIN_S = 4.0
+"""A part is told to end so long before it is ended."""
+
+LOADING = ("src/penstock/device", "src/penstock/loader", "benchmarks/ways.py", "benchmarks/workloads.py")
+MEMORY = ("src/penstock/memory",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,35 +45,59 @@ class Part:
 
     name: str
     command: tuple[str, ...]
-    """Arguments of Python; {out} is the folder of results."""
+    """Arguments of Python."""
 
     limit_s: float
     """What it may take."""
 
-    least_s: float = 20.0
+    file: str = ""
+    """The report that its rows are in, with those of other parts; by default one of its own."""
+
+    least_s: float = 15.0
     """It is not begun with less."""
 
     needs: str | None = None
     """The module that it cannot do without."""
 
+    code: tuple[str, ...] = LOADING
+    """What is measured: files and folders, and the module that is run."""
+
+
+def _device(limit_s: float, *parts: str) -> Part:
+    return Part(
+        name=parts[0], command=("-m", "benchmarks.device", "--parts", *parts), limit_s=limit_s, file="device",
+        code=(*LOADING, "benchmarks/device.py", "benchmarks/instructions.py"),
+    )  # fmt: skip
+
+
+def _program(case: str, limit_s: float) -> Part:
+    return Part(
+        name=case, command=("-m", "benchmarks.gpu_cases", "--cases", case), limit_s=limit_s, file="cases",
+        code=(*LOADING, "benchmarks/gpu_cases.py"), least_s=0.8 * limit_s,
+    )  # fmt: skip
+
 
 PARTS = (
     Part(
-        name="tests",
-        command=("-m", "benchmarks.gpu_tests"),
-        limit_s=180,
-        needs="pytest",
+        name="tests", command=("-m", "benchmarks.gpu_tests"), limit_s=30, needs="pytest",
+        code=("src/penstock", "tests/cuda"),
     ),
     Part(
-        name="link",
-        command=("-m", "benchmarks.device", "--quick", "--parts", "corruption", "costs", "link"),
-        limit_s=150,
+        name="decoding", command=("-m", "benchmarks.gpu_decoding"), limit_s=45,
+        code=("src/penstock/data/formats", "benchmarks/gpu_decoding.py"),
     ),
-    Part(name="steps", command=("-m", "benchmarks.device", "--quick", "--parts", "steps"), limit_s=240),
-    Part(name="plans", command=("-m", "benchmarks.plans"), limit_s=240),
-    Part(name="cases", command=("-m", "benchmarks.gpu_cases", "--quick"), limit_s=300),
-    Part(name="fit", command=("-m", "benchmarks.fit", "--quick"), limit_s=240),
-)
+    _device(44, "host", "link", "instructions"), _device(150, "steps"), _device(30, "graph"), _device(25, "corruption"),
+    _program("images", 75), _program("text", 85), _program("video", 42), _program("live", 38),
+    Part(
+        name="fit", command=("-m", "benchmarks.fit", "--quick", "--rows", "CNN, SGD", "transformer, AdamW"), limit_s=28,
+        code=(*MEMORY, "benchmarks/fit.py"),
+    ),
+    Part(
+        name="plan", command=("-m", "benchmarks.plans", "--models", "GPT 7B bf16"), limit_s=60,
+        code=(*MEMORY, "benchmarks/plans.py"),
+    ),
+)  # fmt: skip
+"""In order of worth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +109,11 @@ class Outcome:
 
     exit_code: int | None
     seconds: float
-    summary: str
-    """Its last line."""
+    code: str
+    """What names the code that it ran."""
+
+    words: str = ""
+    """Why it was left out or failed."""
 
     failed: list[str] = field(default_factory=list)
     """The tests that failed, as pytest names them."""
@@ -89,7 +123,7 @@ def main(parts: Sequence[Part] = PARTS) -> int:
     """Run, print, write; return 1 if a part failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--minutes", type=float, default=9.0, metavar="M", help="for all of it (default: %(default)g)")
+    parser.add_argument("--minutes", type=float, default=6.0, metavar="M", help="for all of it (default: %(default)g)")
     parser.add_argument("--tiny", action="store_true", help="a dry run: sizes for a test, and no tests")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(part.name for part in parts)}")
     asked = parser.parse_args()
@@ -103,17 +137,18 @@ def main(parts: Sequence[Part] = PARTS) -> int:
     for part in parts:
         if asked.parts and part.name not in asked.parts:
             continue
-        is_done = part.name in outcomes and outcomes[part.name].state == "done"
-        if is_done and not asked.parts:
+        code = code_of(part)
+        before = outcomes.get(part.name)
+        if not asked.parts and before is not None and before.state == "done" and before.code == code:
             continue
-        if is_done:
-            (asked.out / f"{part.name}.json").unlink(missing_ok=True)
         left_s = end - time.monotonic()
         if left_s < part.least_s:
             print(f"{part.name}: not begun, {left_s:.0f} s are left; call again", flush=True)
             continue
-        outcomes[part.name] = _run(part, asked.out, min(part.limit_s, left_s), *["--tiny"] * asked.tiny)
-        print(f"{part.name}: {outcomes[part.name].state}, {outcomes[part.name].summary}", flush=True)
+        found = outcomes[part.name] = _run(part, code, asked.out, min(part.limit_s, left_s), ["--tiny"] * asked.tiny)
+        print(
+            f"{part.name}: {found.state} after {found.seconds:.0f} s{'; ' * bool(found.words)}{found.words}", flush=True
+        )
         _write(asked.out, outcomes)
     done = sum(outcome.state == "done" for outcome in outcomes.values())
     failed = [name for name, outcome in outcomes.items() if outcome.state == "failed"]
@@ -121,21 +156,34 @@ def main(parts: Sequence[Part] = PARTS) -> int:
     return 1 if failed else 0
 
 
-def _run(part: Part, out: Path, limit_s: float, *options: str) -> Outcome:
+def code_of(part: Part) -> str:
+    """Return a name for the contents of what a part measures."""
+    digest = sha256()
+    for name in part.code:
+        path = ROOT / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _run(part: Part, code: str, out: Path, limit_s: float, options: list[str]) -> Outcome:
     if part.needs is not None and find_spec(part.needs) is None:
-        return Outcome(state="left out", exit_code=None, seconds=0.0, summary=f"there is no {part.needs} here")
+        words = f"{part.needs} is not installed here"
+        return Outcome(state="left out", exit_code=None, seconds=0.0, code=code, words=words)
     began = time.monotonic()
-    results = (*options, "--resume", "--json", str(out / f"{part.name}.json"))
+    until = began + max(1.0, limit_s - MARGIN_S)
+    file = out / f"{part.file or part.name}.json"
+    results = (*options, "--resume", "--json", str(file), "--code", code, "--until", f"{until:.1f}")
     output = out / "part.txt"
-    with output.open("wb") as file:
+    with output.open("wb") as printed:
         process = subprocess.Popen(
-            [sys.executable, *part.command, *results], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+            [sys.executable, *part.command, *results], cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
         try:
-            code: int | None = process.wait(limit_s)
+            ended: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            code = None
+            ended = None
         finally:
             _end(process)
     text = output.read_text(errors="replace")
@@ -145,12 +193,13 @@ def _run(part: Part, out: Path, limit_s: float, *options: str) -> Outcome:
     log.write_text(f"{before}── {part.name} ──\n{text}\n"[-LOG_NBYTES:])
     for partial in out.glob(".*.json.*"):  # it was ended while it wrote
         partial.unlink()
-    state = "out of time" if code is None else "failed" if code else "done"
+    state = {None: "out of time", 0: "done", UNFINISHED: "out of time"}.get(ended, "failed")
     lines = [line for line in text.splitlines() if line.strip()]
-    seconds = round(time.monotonic() - began, 1)
-    summary = lines[-1] if lines else "it printed nothing"
-    failed = [line.removeprefix("FAILED ") for line in lines if line.startswith("FAILED ")]
-    return Outcome(state=state, exit_code=code, seconds=seconds, summary=summary, failed=failed)
+    return Outcome(
+        state=state, exit_code=ended, seconds=round(time.monotonic() - began, 1), code=code,
+        words=lines[-1] if state == "failed" and lines else "",
+        failed=[line.removeprefix("FAILED ") for line in lines if line.startswith("FAILED ")],
+    )  # fmt: skip
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

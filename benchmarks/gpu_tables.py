@@ -6,7 +6,8 @@ A section whose results are not there says so. `make gpu` fills in all pages, th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,9 +17,14 @@ from benchmarks.row_file import measured
 from penstock.core.units import size_text
 
 Reports = dict[str, dict[str, Any]]
+Row = dict[str, Any]
 NOT_YET = "Not measured yet (`make gpu`)."
-NEVER = "No real GPU has run this code yet"
-TARGETS = {"link": 0.95, "steps": 0.98, "plain": 0.99, "plans": 0.05, "fit": 1.02}
+NEVER = "No GPU has run this code yet"
+RESIDENT, TORCH, PINNED, AHEAD = (
+    "resident", "torch, pin_memory, non_blocking", "penstock, pin_memory, non_blocking", "penstock, device="
+)  # fmt: skip
+SHORTEST_MS = 2.5
+"""Shorter steps have no target of their own: the host cannot give them to the GPU in time."""
 
 
 def section(folder: Path, name: str) -> str:
@@ -28,8 +34,8 @@ def section(folder: Path, name: str) -> str:
         KeyError: there is no such section.
     """
     reports = {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
-    for part, report in reports.items():  # of the programs, the table says what failed; else the parts' last lines do
-        report.update({rows: measured(value) for rows, value in report.items() if part != "cases"})
+    for report in reports.values():
+        report.update({rows: measured(value) for rows, value in report.items()})
     return SECTIONS[name](reports)
 
 
@@ -44,149 +50,284 @@ def _spread(values: list[float], digits: int) -> str:
     return f"{one.median:.{digits}f} ({one.lowest:.{digits}f} … {one.highest:.{digits}f})"
 
 
-def _origin(report: dict[str, Any]) -> str:
+def _origin(report: Row) -> str:
     found = report["machine"]
     sizes = "" if report["sizes"] == "full" else f" ({report['sizes']})"
     return (
         f"`python -m benchmarks.{report['benchmark']}`{sizes} on {found['gpu']}, driver {found.get('driver', 'none')}, "
-        f"CUDA {found.get('cuda', 'none')}, torch {found['torch']}, {found['cores']} cores, {found['date']}."
+        f"CUDA {found.get('cuda', 'none')}, torch {found['torch']}, Python {found.get('python', '?')}, "
+        f"{found['cores']} cores, {found['date']}."
     )
 
 
-# ── in one sentence ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── targets ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found of something that has a target."""
+
+    words: str
+    target: str
+    is_reached: bool
+
+    @property
+    def verdict(self) -> str:
+        """Reached or missed."""
+        return "reached" if self.is_reached else "MISSED"
+
+
+def findings(reports: Reports) -> Iterator[Finding]:
+    """Yield what has been measured of all that has a target."""
+    device, cases = reports.get("device", {}), reports.get("cases", {})
+    loops = [*device.get("steps", []), *device.get("graph", []), *cases.get("cases", [])]
+    long = [row for row in device.get("steps", []) if median(_of(row, RESIDENT)) >= SHORTEST_MS]
+    if long:
+        least = min(median(_ratios(row, RESIDENT, AHEAD)) for row in long)
+        words = "`device=` trains at {} of the speed of data that is on the GPU already, from an epoch's first batch on"
+        yield _at_least(words, f"{least:.3f}", 0.98)
+    if loops:
+        least = min(median(_ratios(row, way, AHEAD)) for row in loops for way in (TORCH, PINNED))
+        words = "in the worst of %s it has {} of the speed of a pinned loader, torch's or penstock's"
+        yield _at_least(words % _count(len(loops), "loop"), f"{least:.3f}", 0.99)
+    if (speed := _images_speed(cases)) is not None:
+        words = "the images program is {} times as fast with `device=` as with torch's best setting"
+        yield _at_least(words, f"{speed:.2f}", 1.2)
+    if device.get("link"):
+        best = max(median(row["slot"]) for row in device["link"])
+        words = "copies from a slot reach {} of the link's bandwidth"
+        yield _at_least(words, f"{best / _ceiling(device['link']):.2f}", 0.95)
+    if device.get("corruption"):
+        wrong, batches = (sum(row[name] for row in device["corruption"]) for name in ("wrong_elements", "batches"))
+        words = f"{wrong} elements of {batches:,} batches were wrong".replace(",", " ")
+        yield Finding(words=words, target="0", is_reached=not wrong)
+    for load, of, most in (
+        ("clips and labels", "a tensor and a label", 1500),
+        ("dict of three", "a dict of three", 1800),
+    ):
+        for row in device.get("instructions", []):
+            if (row["load"], row["way"]) == (load, AHEAD):
+                words = f"a `device=` batch of {of} takes {{}} instructions of the interpreter"
+                yield _at_most(words, f"{row['batch']:.0f}", most)
+    if device.get("batches"):
+        most_cpu = max(median(_ratios(row, AHEAD, PINNED, "cpu_us")) for row in device["batches"])
+        words = "it costs the training thread {} times the CPU time of a pinned batch"
+        yield _at_most(words, f"{most_cpu:.2f}", 1)
+    yield from _plans_found(reports)
+    if rows := reports.get("fit", {}).get("overhead"):
+        longest = max(row["of_seconds"]["TrainStep"]["ratio"] for row in rows)
+        yield _at_most("a TrainStep takes {} times as long as a step by hand", f"{longest:.3f}", 1.02)
+
+
+def _plans_found(reports: Reports) -> Iterator[Finding]:
+    for name in ("plan", "plans"):
+        models = [row for row in reports.get(name, {}).get("models", []) if "error" in row]
+        if models:
+            gpu = reports[name]["machine"]["gpu"]
+            where = "" if gpu == (_machine(reports) or {}).get("gpu") else f" on {gpu}"
+            most = f"{100 * max(abs(row['error']) for row in models):.1f} %"
+            subject = "the plan of a model" if len(models) == 1 else f"plans of {len(models)} models of up to"
+            size = f"{max(row['parameters'] for row in models) / 1e9:.1f} billion parameters"
+            of = f"{subject} of {size} is" if len(models) == 1 else f"{subject} {size} are"
+            yield _at_most(f"{of} off by {{}} at most{where}", most, 5, " %")
+
+
+def _at_least(words: str, found: str, target: float) -> Finding:
+    return Finding(words=words.format(found), target=f"at least {target:g}", is_reached=float(found) >= target)
+
+
+def _at_most(words: str, found: str, target: float, unit: str = "") -> Finding:
+    is_reached = float(found.removesuffix(unit)) <= target
+    return Finding(words=words.format(found), target=f"at most {target:g}{unit}", is_reached=is_reached)
+
+
+def _of(row: Row, way: str, figure: str = "step_ms") -> list[float]:
+    return [each[way][figure] for each in row["rounds"]]
+
+
+def _ratios(row: Row, over: str, under: str, figure: str = "step_ms") -> list[float]:
+    """Return one figure by another, round by round."""
+    return [a / b for a, b in zip(_of(row, over, figure), _of(row, under, figure), strict=True)]
+
+
+def _images_speed(cases: Row) -> float | None:
+    row = next((row for row in cases.get("cases", []) if row["case"] == "images"), None)
+    if row is None:
+        return None
+    settings = next((one["settings"] for one in cases.get("articles", []) if one["case"] == "images"), {})
+    torchs = [median(_of(row, TORCH)), *(one["step_ms"] for one in settings.values())]
+    return min(torchs) / median(_of(row, AHEAD))
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}{'s' * (number != 1)}"
+
+
+# ── in one sentence ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _sentence(reports: Reports) -> str:
     """Return what was found on a GPU, with every target and whether it is reached."""
     if "gpu" not in reports:
         return f"{NEVER}; `make gpu`, which tests and measures there, is ready."
-    said = [text for find in (_tests, _corruption, _link_words, _steps_words, _plans_words, _fit_words)
-            if (text := find(reports)) is not None]  # fmt: skip
+    said = [f"{one.words} (target {one.target}, {one.verdict})" for one in findings(reports)]
+    said += [tests] if (tests := _tests(reports)) is not None else []
     return f"On {_where(reports)}: {'; '.join(said) or 'nothing was measured'} ([all of it](docs/gpu.md))."
 
 
 def _state(reports: Reports) -> str:
     """Return whether a GPU has run it, for pages that say what else it was proved on."""
-    return f"It has run on {_where(reports)}." if "gpu" in reports else f"{NEVER}."
+    return f"Penstock was tested and measured on {_where(reports)}." if "gpu" in reports else f"{NEVER}."
 
 
 def _where(reports: Reports) -> str:
-    machine = next((one["machine"] for one in reports.values() if "gpu" in one["machine"]), None)
-    return f"{machine['gpu']}, {machine['date']}" if machine else "a GPU"
+    machine = _machine(reports)
+    return f"{'an ' * machine['gpu'].startswith('NVIDIA')}{machine['gpu']} ({machine['date']})" if machine else "a GPU"
+
+
+def _machine(reports: Reports) -> Row | None:
+    names = [name for name in ("device", "cases", "tests", *reports) if name in reports]
+    return next((reports[name]["machine"] for name in names if "gpu" in reports[name].get("machine", {})), None)
 
 
 def _tests(reports: Reports) -> str | None:
-    tests = reports["gpu"]["parts"].get("tests")
-    return None if tests is None else f"tests: {tests['summary'].strip('= ')}"
-
-
-def _corruption(reports: Reports) -> str | None:
-    found = reports.get("link", {}).get("corruption")
-    return found and f"{found['wrong_elements']} wrong elements in {found['batches']} batches"
-
-
-def _link_words(reports: Reports) -> str | None:
-    rows = reports.get("link", {}).get("link")
+    rows = reports.get("tests", {}).get("tests", [])
     if not rows:
         return None
-    best = max(median(row["gb_per_s"]["slot"]) for row in rows)
-    return f"copies from slots reach {_verdict(best / _ceiling(rows), TARGETS['link'], 2)} of the link"
+    counts = [(word, sum(row["outcome"] == word for row in rows)) for word in ("passed", "failed", "skipped")]
+    words = [f"{count} {word}" for word, count in counts if count]
+    return f"{_count(len(rows), 'test')}: {', '.join(words)}"
 
 
-def _steps_words(reports: Reports) -> str | None:
-    rows = reports.get("steps", {}).get("steps")
-    if not rows:
-        return None
-    least = min(median(row["of_the_bound"]["penstock, device="]) for row in rows)
-    after = min(median(row["of_the_bound_after_first"]["penstock, device="]) for row in rows)
-    plain = min(median(row["of_plain"]["penstock, device="]) for row in rows)
-    return (
-        f"`device=` reaches {_verdict(least, TARGETS['steps'], 3)} of steps whose data is there already, {after:.3f} "
-        f"from an epoch's first batch on, and {_verdict(plain, TARGETS['plain'], 3)} of a plain `.to`"
-    )
+def _targets(reports: Reports) -> str:
+    rows = [(one.words, one.target, one.verdict) for one in findings(reports)]
+    return _table(("found", "target", ""), rows) if rows else NOT_YET
 
 
-def _plans_words(reports: Reports) -> str | None:
-    errors = [abs(row["error"]) for row in reports.get("plans", {}).get("models", []) if "error" in row]
-    if not errors:
-        return None
-    word = "reached" if max(errors) <= TARGETS["plans"] else "MISSED"
-    return f"plans of {len(errors)} models are off by {max(errors):.1%} at most (target 5 %, {word})"
-
-
-def _fit_words(reports: Reports) -> str | None:
-    rows = reports.get("fit", {}).get("overhead")
-    if not rows:
-        return None
-    most = max(row["of_seconds"]["TrainStep"]["ratio"] for row in rows)
-    word = "reached" if most <= TARGETS["fit"] else "MISSED"
-    return f"a TrainStep takes {most:.3f} of a step by hand at most (target {TARGETS['fit']}, {word})"
-
-
-def _verdict(found: float, target: float, digits: int) -> str:
-    return f"{found:.{digits}f} (target {target}, {'reached' if found >= target else 'MISSED'})"
-
-
-# ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _parts(reports: Reports) -> str:
     if "gpu" not in reports:
         return f"{NEVER}."
     parts = reports["gpu"]["parts"].items()
-    rows = [(name, one["state"], f"{one['seconds']:.0f} s", one["summary"].strip("= ")) for name, one in parts]
-    return _table(("part", "ended", "in", "its last line"), rows)
+    tests = _tests(reports)
+    rows = [
+        (name, one["state"], f"{one['seconds']:.0f} s", (tests or "") if name == "tests" else one.get("words", ""))
+        for name, one in parts
+    ]
+    return _table(("part", "ended", "in", ""), rows)
 
 
-def _ceiling(rows: list[dict[str, Any]]) -> float:
-    return float(max(max(row["gb_per_s"]["torch pinned"]) for row in rows))
+def _decoding(report: Row) -> str:
+    rows = []
+    for row in report["decoding"]:
+        host, *gpus = row["rounds"][0]
+        words = "{mean:.2f} on average, {most:.0f} at most".format(**row) if "mean" in row else row.get("lacks", "")
+        rates = _spread([one[host] for one in row["rounds"]], 0)
+        there = _spread([one[gpus[0]] for one in row["rounds"]], 0) if gpus else "not measured"
+        rows.append((row["name"], rates, there, words))
+    heads = ("decoded", "by 8 workers on the host, per second", "on the GPU, per second", "pixels apart, of 255")
+    return _table(heads, rows)
 
 
-def _link(report: dict[str, Any]) -> str:
-    heads = ("copied to the GPU", "from a slot, GB/s", "pinned by torch", "pageable", "slot ÷ the link's ceiling")
+def _ceiling(rows: list[Row]) -> float:
+    return float(max(max(row["torch pinned"]) for row in rows))
+
+
+def _link(report: Row) -> str:
+    heads = ("copied to the GPU", "from a slot, GB/s", "pinned by torch, GB/s", "slot ÷ the link's ceiling")
+    ceiling = _ceiling(report["link"])
     rows = [
         (
             f"{row['mib']} MiB",
-            *(_spread(row["gb_per_s"][name], 1) for name in ("slot", "torch pinned", "pageable")),
-            f"{median(row['gb_per_s']['slot']) / _ceiling(report['link']):.2f}",
+            _spread(row["slot"], 1),
+            _spread(row["torch pinned"], 1),
+            f"{median(row['slot']) / ceiling:.2f}",
         )
         for row in report["link"]
     ]
     return _table(heads, rows)
 
 
-def _costs(report: dict[str, Any]) -> str:
-    return _table(
-        ("what", "us (least … most)"),
-        [(row["of"], _spread(row["us"], 1) if row["us"] else "refused") for row in report["costs"]],
-    )
-
-
-def _steps(report: dict[str, Any]) -> str:
+def _instructions(report: Row) -> str:
+    heads = ("batches", "way", "instructions for a batch", "least … most", "for `iter()`")
     rows = [
-        (
-            f"{row['name']}, {row['step_ms']:.1f} ms" if name == "resident" else "",
-            name,
-            _spread(rates, 0),
-            _spread(row["of_the_bound"][name], 3),
-            _spread(row["of_the_bound_after_first"][name], 3),
-            f"{median(row['first_batch_ms'][name]):.1f}",
-        )
-        for row in report["steps"]
-        for name, rates in row["samples_per_s"].items()
+        (row["load"], row["way"], f"{row['batch']:.0f}", f"{row['least']} … {row['most']}", str(row["iter"]))
+        for row in report["instructions"]
     ]
-    heads = (
-        "step",
-        "fed by",
-        "samples/s",
-        "of data that lies on the GPU",
-        "from the first batch on",
-        "first batch after, ms",
-    )
     return _table(heads, rows)
 
 
-def _plans(report: dict[str, Any]) -> str:
+def _batches(report: Row) -> str:
+    heads = ("batches", "way", "CPU, us", "wall time, us")
+    rows = [
+        (row["name"], way, *(_spread(_of(row, way, figure), 0) for figure in ("cpu_us", "wall_us")))
+        for row in report["batches"]
+        for way in row["rounds"][0]
+    ]
+    return _table(heads, rows)
+
+
+def _calls(report: Row) -> str:
+    rows = []
+    for row in report["calls"]:
+        name = row["of"] if " " in row["of"] else f"`{row['of']}`"
+        is_refused = row.get("returned", 0) not in (0, 600)  # 600 is cuEventQuery's answer while work is pending
+        rows.append((name, f"refused, error {row['returned']}" if is_refused else _spread(row["us"], 2)))
+    return _table(("call", "us (least … most)"), rows)
+
+
+def _steps(report: Row) -> str:
+    heads = (
+        "step",
+        "fed by",
+        "step, ms",
+        "of data that lies on the GPU",
+        "first batch after, ms",
+        "waited for copies, us",
+    )
+    return _loops(report["steps"], heads, lambda row, way: (_copy_wait(row, way),))
+
+
+def _graph(report: Row) -> str:
+    heads = (
+        "step", "fed by", "step, ms", "of data that lies on the GPU", "first batch after, ms",
+        "host ahead, steps", "slots", "copied out",
+    )  # fmt: skip
+    return _loops(report["graph"], heads, _lead)
+
+
+def _loops(rows: list[Row], heads: Iterable[str], more: Callable[[Row, str], tuple[str, ...]]) -> str:
+    found = []
+    for row in rows:
+        for number, way in enumerate(row["rounds"][0]):
+            first = "" if number else f"{row['name']}, {median(_of(row, RESIDENT)):.1f} ms"
+            ratio = _spread(_ratios(row, RESIDENT, way), 3)
+            start = f"{median(_of(row, way, 'first_ms')):.1f}"
+            found.append((first, way, _spread(_of(row, way), 2), ratio, start, *more(row, way)))
+    return _table(heads, found)
+
+
+def _copy_wait(row: Row, way: str) -> str:
+    waited = row.get("counted", {}).get(way, {}).get("copy_wait_s")
+    return "" if waited is None else f"{waited * 1e6:.0f}"
+
+
+def _lead(row: Row, way: str) -> tuple[str, ...]:
+    lead = (
+        f"{median(_of(row, way, 'lead')):.0f}, {max(_of(row, way, 'lead_most')):.0f} at most"
+        if "lead" in row["rounds"][0][way]
+        else ""
+    )
+    counted = row.get("counted", {}).get(way)
+    if counted is None:
+        return lead, "", ""
+    slots = f"{size_text(counted['nbytes'])} in {_count(counted['segments'], 'segment')}"
+    return lead, slots, str(counted["copied_out"])
+
+
+def _plans(reports: Reports) -> str:
     heads = (
         "model",
         "parameters",
@@ -197,46 +338,48 @@ def _plans(report: dict[str, Any]) -> str:
         "runs in its budget",
         "twice of it",
     )
-    rows = []
-    for row in report["models"]:
-        found = ("", "", "", "")
-        if "measured" in row:
-            twice = {True: "runs", False: "out of memory", None: "no such batch"}[row.get("twice_runs")]
-            runs = "yes" if row["recommended_runs"] else "NO"
-            found = (size_text(row["measured"]), f"{100 * row['error']:+.1f} %", runs, twice)
-        count = f"{row['parameters'] / 1e6:,.1f} M".replace(",", " ")
-        rows.append((row["name"], count, str(row["micro_batch"]), size_text(row["predicted"]), *found))
-    return _table(heads, rows)
+    tables = []
+    for name in ("plans", "plan"):
+        report = reports.get(name, {})
+        rows = []
+        for row in report.get("models", []):
+            found = ("", "", "", "")
+            if "measured" in row:
+                twice = {True: "runs", False: "out of memory", None: "no such batch"}[row.get("twice_runs")]
+                runs = "yes" if row["recommended_runs"] else "NO"
+                found = (size_text(row["measured"]), f"{100 * row['error']:+.1f} %", runs, twice)
+            count = f"{row['parameters'] / 1e6:,.1f} M".replace(",", " ")
+            rows.append((row["name"], count, str(row["micro_batch"]), size_text(row["predicted"]), *found))
+        if rows:
+            tables.append(f"{_origin(report)}\n\n{_table(heads, rows)}")
+    return "\n\n".join(tables) or NOT_YET
 
 
-def _cases(report: dict[str, Any]) -> str:
-    heads = ("program", "loader", "workers", "setting", "transfer, ms", "step, ms", "idle GPU", "host memory")
+def _cases(report: Row) -> str:
+    heads = ("program", "fed by", "step, ms", "torch's pinned step ÷ it", "idle GPU", "first batch after, ms")
     rows = []
     for row in report["cases"]:
-        if "loader" not in row:
-            words = f"needs {row['lacks']}" if "lacks" in row else f"failed: {row['failed'].splitlines()[-1]}"
-            rows.append((row["case"], words, *[""] * 6))
-            continue
-        if "latency_ms" in row:
-            words = (
-                f"a clip's scores come after {row['latency_ms']:.0f} ms, after {row['latency_most_ms']:.0f} ms at most"
+        compiled = row.get("compiled")
+        program = f"{row['case']}, not compiled" if compiled and compiled != "yes" else row["case"]
+        for way in row["rounds"][0]:
+            idle = max(0.0, 1 - median(_ratios(row, RESIDENT, way)))
+            start = f"{median(_of(row, way, 'first_ms')):.1f}"
+            rows.append(
+                (program, way, _spread(_of(row, way), 2), _spread(_ratios(row, TORCH, way), 3), f"{idle:.0%}", start)
             )
-            rows.append((row["case"], "`infer`", "0", "`max_latency_s=0.05`", words, "", "", ""))
-            continue
-        transfer = f"{row['transfer_ms']:.2f}" if "transfer_ms" in row else f"{row.get('copies_hidden', 0):.0%} hidden"
-        measured = (transfer, f"{row['step_ms']:.2f}", f"{row['idle']:.0%}", size_text(row["host_nbytes"]))
-        program = f"{row['case']}, not compiled" if row.get("compiled", "yes") != "yes" else row["case"]
-        rows.append((program, row["loader"], str(row["num_workers"]), _setting(row), *measured))
-    return _table(heads, rows)
+            program = ""
+    words = [
+        f"`infer` at a camera of 25 frames a second, with `max_latency_s=0.05`: a clip's scores come after "
+        f"{row['latency_ms']:.0f} ms, after {row['latency_most_ms']:.0f} ms at most."
+        for row in report.get("infer", [])
+    ]
+    words += [
+        f"{row['case']} was left out: {row['lacks']} is not installed there." for row in report.get("lacking", [])
+    ]
+    return "\n\n".join([_table(heads, rows), *words])
 
 
-def _setting(row: dict[str, Any]) -> str:
-    if row["ahead"]:
-        return "`device=`"
-    return " ".join(f"`{name}`" for name in ("pin_memory", "non_blocking") if row[name]) or "none"
-
-
-def _fit(report: dict[str, Any]) -> str:
+def _fit(report: Row) -> str:
     rows = []
     for row in report["overhead"]:
         found = row["of_seconds"]["TrainStep"]
@@ -272,73 +415,52 @@ CHINESE = {
     "from": "数据来自 {cases}，torch 自己的 DataLoader，{workers} 个 worker，{gpu}，{date}；"
             "每种设置都与“两者都不用”比较。",
 }  # fmt: skip
-PROGRAMS = ("images", "text", "video")
-SETTINGS = ((True, False), (False, True), (True, True))
+PROGRAMS = ("images", "text", "video", "live")
+SETTINGS = ("torch, pin_memory", "torch, non_blocking", "torch, pin_memory, non_blocking")
+PLAIN = "torch"
 CASES_COMMAND = "`python -m benchmarks.gpu_cases --json FILE`"
 
 
 def _articles(words: dict[str, Any], reports: Reports) -> str:
     """Return a row for each claim, with what was found in each of the programs."""
-    report = reports.get("cases", {"cases": []})
-    grids = {name: _grid(report["cases"], name) for name in PROGRAMS}
+    report = reports.get("cases", {})
+    grids = {row["case"]: row["settings"] for row in report.get("articles", [])}
+    loops = {row["case"]: row for row in report.get("cases", [])}
 
-    def row(claim: str, command: str, find: Callable[[dict[Any, dict[str, Any]]], str | None]) -> tuple[str, ...]:
-        return claim, command, *((find(grids[name]) or words["none"]) for name in PROGRAMS)
+    def row(claim: str, command: str, find: Callable[[Row, Row | None], str | None]) -> tuple[str, ...]:
+        cells = (find(grids[name], loops.get(name)) if name in grids else None for name in PROGRAMS)
+        return claim, command, *(cell or words["none"] for cell in cells)
+
+    def faster(way: str) -> Callable[[Row, Row | None], str]:
+        return lambda grid, _: f"{grid[PLAIN]['transfer_ms'] / grid[way]['transfer_ms'] - 1:+.0%}"
+
+    def shorter(way: str) -> Callable[[Row, Row | None], str]:
+        return lambda grid, _: f"{grid[way]['step_ms'] / grid[PLAIN]['step_ms'] - 1:+.1%}"
+
+    def ahead(grid: Row, loop: Row | None) -> str | None:
+        return loop and f"{median(_of(loop, AHEAD)) / grid[PLAIN]['step_ms'] - 1:+.1%}"
+
+    def idle(grid: Row, loop: Row | None) -> str | None:
+        return loop and f"{max(0.0, 1 - median(_of(loop, RESIDENT)) / grid[PLAIN]['step_ms']):.1%}"
+
+    def share(grid: Row, _: Row | None) -> str:
+        return f"{grid[PLAIN]['transfer_ms'] / grid[PLAIN]['step_ms']:.1%}"
 
     rows = [
-        row(claim, "`penstock doctor --transfer`", lambda grid, way=way: _change(grid, way, "transfer_ms"))
+        row(claim, "`penstock doctor --transfer`", faster(way))
         for claim, way in zip(words["transfer"], SETTINGS, strict=True)
     ]
-    rows += [
-        row(claim, CASES_COMMAND, lambda grid, way=way: _change(grid, way, "step_ms"))
-        for claim, way in zip(words["step"], SETTINGS, strict=True)
-    ]
-    rows += [
-        row(words["ahead"], CASES_COMMAND, lambda grid: _change(grid, "ahead", "step_ms")),
-        row(words["share"], CASES_COMMAND, _transfer_share),
-        row(words["idle"], CASES_COMMAND, lambda grid: f"{grid[False, False]['idle']:.1%}" if grid else None),
-    ]
+    rows += [row(claim, CASES_COMMAND, shorter(way)) for claim, way in zip(words["step"], SETTINGS, strict=True)]
+    for claim, find in (("ahead", ahead), ("share", share), ("idle", idle)):
+        rows.append(row(words[claim], CASES_COMMAND, find))
     table = _table((*words["heads"], *PROGRAMS), rows)
-    measured = [one for one in report["cases"] if "loader" in one]
-    if not measured:
+    if not grids:
         return table
     where = {"gpu": report["machine"]["gpu"], "date": report["machine"]["date"], "cases": CASES_COMMAND}
-    return f"{words['from'].format(workers=max(one['num_workers'] for one in measured), **where)}\n\n{table}"
+    return f"{words['from'].format(workers=report['workers'], **where)}\n\n{table}"
 
 
-def _grid(rows: list[dict[str, Any]], case: str) -> dict[Any, dict[str, Any]]:
-    """Return the rows of a program with most workers: torch's by (pin_memory, non_blocking), and ours with device=."""
-    rows = [row for row in rows if "loader" in row]
-    most = max((row["num_workers"] for row in rows), default=0)
-    found: dict[Any, dict[str, Any]] = {}
-    for row in rows:
-        if row["case"] == case and row["num_workers"] == most and (row["ahead"] or row["loader"] == "torch"):
-            found["ahead" if row["ahead"] else (row["pin_memory"], row["non_blocking"])] = row
-    return found if (False, False) in found else {}
-
-
-def _change(grid: dict[Any, dict[str, Any]], way: Any, figure: str) -> str | None:
-    """Return how much faster a transfer is, or by how much the time of a step changes."""
-    if way not in grid:
-        return None
-    before, after = grid[False, False][figure], grid[way][figure]
-    if figure == "transfer_ms":
-        return f"{before / after - 1:+.0%}"
-    return f"{after / before - 1:+.1%}"
-
-
-def _transfer_share(grid: dict[Any, dict[str, Any]]) -> str | None:
-    plain = grid.get((False, False))
-    return plain and f"{plain['transfer_ms'] / plain['step_ms']:.1%}"
-
-
-def device_tables(report: dict[str, Any]) -> str:
-    """Return the tables of a report of `benchmarks.device`, of the parts that it has."""
-    tables = (("costs", _costs), ("link", _link), ("steps", _steps))
-    return "\n\n".join([_origin(report), *(table(report) for rows, table in tables if report[rows])])
-
-
-def _of(part: str, rows: str, table: Callable[[dict[str, Any]], str]) -> Callable[[Reports], str]:
+def _section(part: str, rows: str, table: Callable[[Row], str]) -> Callable[[Reports], str]:
     def found(reports: Reports) -> str:
         report = reports.get(part, {})
         return f"{_origin(report)}\n\n{table(report)}" if report.get(rows) else NOT_YET
@@ -349,13 +471,18 @@ def _of(part: str, rows: str, table: Callable[[dict[str, Any]], str]) -> Callabl
 SECTIONS: dict[str, Callable[[Reports], str]] = {
     "sentence": _sentence,
     "state": _state,
+    "targets": _targets,
     "parts": _parts,
-    "costs": _of("link", "costs", _costs),
-    "link": _of("link", "link", _link),
-    "steps": _of("steps", "steps", _steps),
-    "plans": _of("plans", "models", _plans),
-    "cases": _of("cases", "cases", _cases),
-    "fit": _of("fit", "overhead", _fit),
+    "decoding": _section("decoding", "decoding", _decoding),
+    "instructions": _section("device", "instructions", _instructions),
+    "batches": _section("device", "batches", _batches),
+    "calls": _section("device", "calls", _calls),
+    "link": _section("device", "link", _link),
+    "steps": _section("device", "steps", _steps),
+    "graph": _section("device", "graph", _graph),
+    "plans": _plans,
+    "cases": _section("cases", "cases", _cases),
+    "fit": _section("fit", "overhead", _fit),
     "articles": lambda reports: _articles(ENGLISH, reports),
     "articles_zh": lambda reports: _articles(CHINESE, reports),
 }

@@ -1,4 +1,4 @@
-"""JPEG files of 500x375 pixels in a temporary folder, and the dataset that decodes them with Pillow."""
+"""JPEG files in a temporary folder: a dataset that decodes them with Pillow, and folders of classes."""
 
 from __future__ import annotations
 
@@ -67,3 +67,16 @@ def _write(folder: Path) -> list[str]:
         Image.fromarray((scene + 127.5).clip(0, 255).astype(np.uint8)).save(path, quality=QUALITY)
         paths.append(str(path))
     return paths
+
+
+def write_class_folders(folder: Path, files: int, side: int, *, links: int = 1) -> Path:
+    """Write square pictures in folders, one for each of four classes; each file has `links` names."""
+    draw = np.random.default_rng(SEED)
+    for number in range(files):
+        path = folder / str(number % 4) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+        coarse.resize((side, side), Image.Resampling.BICUBIC).save(path, quality=90)
+        for link in range(1, links):
+            path.with_name(f"{number}-{link}.jpg").hardlink_to(path)
+    return folder

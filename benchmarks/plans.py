@@ -1,4 +1,4 @@
-"""What plans are worth: `python -m benchmarks.plans [--tiny] [--json FILE [--resume]]`.
+"""What plans are worth: `python -m benchmarks.plans [--models ...] [--json FILE [--resume]]`.
 
 For ten models, up to 7 billion parameters on a GPU, the plan's predicted peak is compared with the allocator's
 `max_memory_allocated` of a real step (target: within 5 %). Then it is planned for the budget that this takes, and the
@@ -208,17 +208,16 @@ def main() -> int:
     """Measure, print, write; return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="two small models, for a test")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
     add_options(parser)
     asked = parser.parse_args()
     found: dict[str, Any] = {
         "benchmark": "plans", "sizes": "tiny" if asked.tiny else "full", "machine": facts_with_gpu(), "models": []
     }  # fmt: skip
     file = RowFile(asked, found)
-    there = {one["name"] for one in found["models"]}
-    for name, (make, batch_of) in (TINY if asked.tiny else MODELS).items():
-        if name not in there:
-            file.add("models", {"name": name}, lambda make=make, batch_of=batch_of: row(make, batch_of))
-            _print(found["models"][-1])
+    for name, (make, batch_of) in TINY.items() if asked.tiny else ((name, MODELS[name]) for name in asked.models):
+        file.add("models", {"name": name}, lambda make=make, batch_of=batch_of: row(make, batch_of))
+        _print(found["models"][-1])
     errors = [abs(one["error"]) for one in found["models"] if "error" in one]
     worst = f"off by {max(errors):.1%} at most (target 5 %)" if errors else "not compared: there is no GPU"
     print(f"plans: {len(found['models'])} models; {worst}; {found['seconds']:.0f} s")

@@ -93,7 +93,6 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         return _peers_table(report)
     kinds = {
         "articles": _articles_table,
-        "device": gpu_tables.device_tables,
         "fit": _fit_table,
         "plan_peers": _plan_peers_table,
         "readers": _readers_table,

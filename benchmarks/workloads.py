@@ -57,6 +57,33 @@ class Pool(Dataset[Tensor]):
         return torch.from_numpy(self.pool[index % len(self.pool)])
 
 
+class Named(Dataset[dict[str, Any]]):
+    """A picture, a mask and a label, as a dict."""
+
+    def __init__(self, length: int) -> None:
+        self.images = Pool((3, 112, 112), np.uint8, length)
+        self.masks = Pool((1, 56, 56), np.float32, length)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "mask": self.masks[index], "label": index % 10}
+
+
+class Labelled(Dataset[tuple[Tensor, int]]):
+    """The samples of another dataset, each with a label."""
+
+    def __init__(self, inner: Pool) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.inner[index], index % 10
+
+
 class Copied(Dataset[Tensor]):
     """The samples of another dataset, each in memory of its own, as a decoder would hand them out."""
 
@@ -126,6 +153,17 @@ def clips(batches: int, batch_size: int = 16) -> Workload:
     """Video clips: 16x3x112x112 uint8, 588 KiB each, 9.2 MiB for a batch of 16."""
     dataset = Pool((16, 3, 112, 112), np.uint8, batch_size * batches)
     return Workload(name="uint8 clips", dataset=dataset, batch_size=batch_size, batches=batches)
+
+
+def labelled_clips(batches: int, batch_size: int = 16) -> Workload:
+    """Video clips, as `clips`, with labels: one large tensor and a small one."""
+    dataset = Labelled(Pool((16, 3, 112, 112), np.uint8, batch_size * batches))
+    return Workload(name="clips and labels", dataset=dataset, batch_size=batch_size, batches=batches)
+
+
+def in_dicts(batches: int, batch_size: int = 64) -> Workload:
+    """Dicts of three: uint8 images of 3x112x112, float32 masks of 1x56x56, labels; 3.1 MiB for a batch of 64."""
+    return Workload(name="dict of three", dataset=Named(batch_size * batches), batch_size=batch_size, batches=batches)
 
 
 def tokens(batches: int, batch_size: int = 64) -> Workload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.benchmark_result import Result
-from benchmarks.cases import decode, first_batch, main_cpu, memory, pass_start, slow, tiny, transport
+from benchmarks.cases import decode, first_batch, instructions, main_cpu, memory, pass_start, slow, tiny, transport
 from benchmarks.interleaved import RunOptions
 
 CASES: dict[str, Callable[[RunOptions], list[Result]]] = {
@@ -19,4 +19,5 @@ CASES: dict[str, Callable[[RunOptions], list[Result]]] = {
     "memory": memory.run,
     "main-cpu": main_cpu.run,
     "pass-start": pass_start.run,
+    "instructions": instructions.run,
 }
