@@ -82,7 +82,7 @@ def steps_picture(report: dict[str, Any]) -> str:
     loads = [name for name in STEPS_SHOWN if name in rows]
     ms = {name: {way: median(one[way]["step_ms"] for one in rows[name]) for way in kinds} for name in loads}
     most = max(value for found in ms.values() for value in found.values())
-    step = len(kinds) * (_BAR + 3) + _GAP
+    step = len(kinds) * (_BAR + 3) + 2 * _GAP
     parts = [f'<text x="{_LEFT}" y="16">milliseconds of a training step, median of rounds by turns</text>']
     for number, name in enumerate(loads):
         top = 28 + number * step
