@@ -78,6 +78,23 @@ class Digits(Dataset[tuple[Tensor, int]]):
         return image, int(self.targets[index])
 
 
+class Vocabulary(Dataset[int]):
+    """Each sample reads attributes of the dataset some thousand times, as tokenizers in plain Python do."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.reads = length, 2000
+        self.words, self.offset = list(range(1000)), 7
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        total = 0
+        for place in range(self.reads):
+            total += self.words[(index + place) % 1000] * self.offset
+        return total
+
+
 class Point(NamedTuple):
     """A sample with named fields."""
 
@@ -323,6 +340,7 @@ LOOPS = (
         make=lambda: Made(256, partial(_augmented, _bytes(64, 3, 224, 224))),
         arguments={"batch_size": 32, "shuffle": True},
     ),
+    Loop(name="attributes read often", make=lambda: Vocabulary(400), arguments={"batch_size": 16}),
     Loop(name="dear samples", make=lambda: Made(256, _dear), arguments={"batch_size": 16, "shuffle": True}),
 )
 """In the order of the table."""

@@ -267,7 +267,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)  # torch refuses those that must not change
-        if "_penstock_runtime" in self.__dict__ and (name in _TORCH_ATTRIBUTES or name == "pin_memory"):
+        if _has_runtime(self) and (name in _TORCH_ATTRIBUTES or name == "pin_memory"):
             runtime, changed = self._penstock_runtime, {_TORCH_ATTRIBUTES.get(name, name): getattr(self, name)}
             runtime.config = replace(runtime.config, **changed)
 
@@ -289,8 +289,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def check_worker_number_rationality(self) -> None:
         """Warn, as torch's loader does, of more workers than this machine has cores; a cluster has more."""
-        is_constructed = "_penstock_runtime" in self.__dict__  # torch's constructor calls this too early for us
-        if is_constructed and config_of(self).worker_type != "ray":
+        # torch's constructor calls this too early for us
+        if _has_runtime(self) and config_of(self).worker_type != "ray":
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
@@ -303,6 +303,14 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         return LoaderIterator(runtime_of(self))
+
+
+def _has_runtime(loader: DataLoader[Any]) -> bool:
+    try:
+        object.__getattribute__(loader, "_penstock_runtime")  # a subclass's __getattr__ may need what is not there yet
+    except AttributeError:
+        return False
+    return True
 
 
 def _follow_attributes(loader: DataLoader[Any]) -> None:

@@ -217,7 +217,7 @@ def _rows_of(dataset: Any, deepest: int = _DEEPEST) -> _Rows | None:
     kind = type(dataset)
     if not deepest:
         return None
-    if kind in _ORIGINAL and (kind.__getitem__ is not _ORIGINAL[kind] or "__getitems__" in vars(dataset)):
+    if kind in _ORIGINAL and (kind.__getitem__ is not _ORIGINAL[kind] or _has_own_getitems(dataset)):
         return None
     if kind is Subset:
         child = _rows_of(dataset.dataset, deepest - 1)
@@ -226,6 +226,11 @@ def _rows_of(dataset: Any, deepest: int = _DEEPEST) -> _Rows | None:
         return _concatenated(dataset, deepest - 1)
     rows = _leaf_of(dataset)
     return rows if rows is not None and _is_proven(rows, dataset) else None
+
+
+def _has_own_getitems(dataset: Any) -> bool:
+    found = getattr(dataset, "__getitems__", None)
+    return getattr(found, "__func__", None) is not getattr(type(dataset), "__getitems__", None)
 
 
 def _leaf_of(dataset: Any) -> _Rows | None:

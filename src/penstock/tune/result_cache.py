@@ -24,6 +24,7 @@ import torch
 
 from penstock import __version__
 from penstock.core.host import total_nbytes, usable_cores
+from penstock.core.object_attributes import attributes_of, has_attributes
 from penstock.loader.dataloader import DataLoader, config_of
 from penstock.tune.search_result import TuneResult
 from penstock.tune.tuned_loop import TunedLoop, copy_sharing_arrays
@@ -119,7 +120,7 @@ def _describe(value: Any, depth: int = _DEPTH) -> Any:
         return f"tensor {tuple(value.shape)} {value.dtype}"
     if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
         return f"array {value.shape} {value.dtype}"
-    if callable(value) and not hasattr(value, "__dict__"):
+    if callable(value) and not has_attributes(value):
         return _code(value)
     description: dict[str, Any] = {"class": f"{type(value).__module__}.{type(value).__qualname__}"}
     if hasattr(type(value), "__len__"):
@@ -130,8 +131,8 @@ def _describe(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, (list, tuple, dict, set, frozenset)):
         return description
     description["code"] = _code(type(value))
-    if depth and hasattr(value, "__dict__"):
-        description["parts"] = {name: _describe(part, depth - 1) for name, part in sorted(vars(value).items())}
+    if depth and has_attributes(value):
+        description["parts"] = {name: _describe(part, depth - 1) for name, part in sorted(attributes_of(value).items())}
     return description
 
 

@@ -96,6 +96,6 @@ class CachedDataset(Dataset[Any]):
         return self._cache.info()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "dataset" not in vars(self):
+        if name.startswith("__") or name == "dataset":  # it is not set yet
             raise AttributeError(name)
         return getattr(self.dataset, name)

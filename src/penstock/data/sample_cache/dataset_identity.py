@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from penstock.core.object_attributes import attributes_of
 from penstock.data.numbered_samples import NumberedSamples
 
 _ENTRIES = 1024
@@ -43,7 +44,7 @@ def _lines(dataset: Any, depth: int) -> Iterator[str]:
     yield _code_text(getattr(kind, "__getitem__", None))
     yield from _source_texts(dataset)
     yield _entries_text(dataset, len(dataset))
-    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+    for name, value in sorted(attributes_of(dataset).items()):
         if isinstance(value, FunctionType | MethodType):
             yield f"{name} {_code_text(value)}"
         elif isinstance(value, Dataset) and hasattr(value, "__len__") and depth:

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
+from penstock.core.object_attributes import attributes_of
 from penstock.data.mixture import Mixture
 from penstock.data.sample_cache.cached_dataset import CachedDataset
 from penstock.data.shared import SharedList
@@ -123,7 +124,7 @@ def _parts(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
             left += [(name, inner) for inner in one.parts]
         elif isinstance(one, Source):
             yield f"{name}.where", [str(one.where)]
-            left += [(f"{name}.{key}", inner) for key, inner in vars(one).items() if isinstance(inner, Source)]
+            left += [(f"{name}.{key}", inner) for key, inner in attributes_of(one).items() if isinstance(inner, Source)]
             if isinstance(one, Mixture):  # its `where` says its order
                 left += [(f"{name}.parts.{place}", inner) for place, inner in enumerate(one.parts)]
             yield from _columns(one, name, lambda entry: True)  # which records were picked, say
@@ -133,7 +134,7 @@ def _parts(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _columns(thing: Any, name: str, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yield the lists, arrays and tensors that an object has with an entry for each sample, where one is wanted."""
-    for attribute, value in getattr(thing, "__dict__", {}).items():
+    for attribute, value in attributes_of(thing).items():
         if _has_entries(value) and wanted(value[0]) and len(value) == len(thing):
             yield f"{name}.{attribute}", value
 

@@ -11,6 +11,7 @@ Where there is nothing of this, nobody can tell which process makes the samples.
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.core.object_attributes import attributes_of, has_attributes, values_of
 from penstock.loader.workers import worker_context
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -37,7 +39,7 @@ class LastingEffects:
     """
 
     def __init__(self, worker_spec: WorkerSpec) -> None:
-        self._parts = [(part, {**vars(part)}) for part in _parts_of(worker_spec.dataset)]
+        self._parts = [(part, values_of(part)) for part in _parts_of(worker_spec.dataset)]
         self._descriptors = _descriptors().keys()
         self._threads = threading.active_count()
         self._random_states = None if worker_spec.seeded else _random_states()
@@ -47,7 +49,7 @@ class LastingEffects:
         return (
             worker_context.is_info_read()
             or threading.active_count() > self._threads
-            or any(_differ(vars(part), before) for part, before in self._parts)
+            or any(_differ(values_of(part), before) for part, before in self._parts)
             or (self._random_states is not None and _random_states() != self._random_states)
             or self._has_opened()
         )
@@ -63,17 +65,18 @@ def _parts_of(dataset: Any) -> list[Any]:
     left, seen = [dataset], set()
     while left and len(parts) < _MOST_PARTS:
         one = left.pop()
-        if not hasattr(one, "__dict__") or id(one) in seen:
+        if not has_attributes(one) or id(one) in seen:
             continue
         seen.add(id(one))
         parts.append(one)
-        several = vars(one).get("datasets", ())
-        left += [vars(one).get("dataset"), *(several if isinstance(several, (list, tuple)) else ())]
+        inner = attributes_of(one)
+        several = inner.get("datasets", ())
+        left += [inner.get("dataset"), *(several if isinstance(several, (list, tuple)) else ())]
     return parts
 
 
-def _differ(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return now.keys() != before.keys() or any(now[name] is not value for name, value in before.items())
+def _differ(now: list[Any], before: list[Any]) -> bool:
+    return len(now) != len(before) or not all(map(operator.is_, now, before))
 
 
 def _descriptors() -> dict[int, str]:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import UnpicklableError
+from penstock.core.object_attributes import attributes_of
 from penstock.core.shared_segment import create
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
@@ -168,7 +169,7 @@ def _unpicklable_part(worker_spec: Any) -> str:
         part = getattr(worker_spec, field, None)
         if _pickles(part):
             continue
-        for attribute, value in getattr(part, "__dict__", {}).items():
+        for attribute, value in attributes_of(part).items():
             if not _pickles(value):
                 return f"{name}.{attribute} ({type(value).__qualname__})"
         return f"the {name} ({type(part).__qualname__})"

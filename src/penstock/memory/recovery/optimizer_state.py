@@ -60,7 +60,8 @@ def step_without_hooks(optimizer: Optimizer) -> Callable[[], object]:
     It is `optimizer.step` itself where anybody may see a difference: a profiler is on, or somebody has replaced it.
     """
     recorded: Any = type(optimizer).step
-    if getattr(recorded, "__code__", None) is not _RECORDING or "step" in vars(optimizer) or _is_profiled():
+    is_replaced = getattr(optimizer.step, "__func__", None) is not recorded
+    if getattr(recorded, "__code__", None) is not _RECORDING or is_replaced or _is_profiled():
         return optimizer.step
     return functools.partial(recorded.__wrapped__, optimizer)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from penstock.core.object_attributes import attributes_of
 from penstock.observe.doctor.contents.origins import Origin
 
 _MIDDLE_NBYTES = 4096
@@ -57,7 +58,7 @@ def _listed(origins: Iterable[Origin]) -> Iterator[tuple[Any, int, str]]:
 def _files_of(dataset: Any) -> Any:
     """Return the attribute that lists a file for each sample, or a file with other things; None without one."""
     try:
-        size, attributes = len(dataset), vars(dataset)
+        size, attributes = len(dataset), attributes_of(dataset)
     except (TypeError, NotImplementedError):
         return None
     for value in attributes.values():

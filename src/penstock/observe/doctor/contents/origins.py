@@ -24,6 +24,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.distributed import DistributedSampler
 
+from penstock.core.object_attributes import values_of
 from penstock.core.random_states import keep_states
 from penstock.observe.doctor.contents.stream_samples import StreamSamples
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -104,7 +105,7 @@ def _drawn_at_most(sampler: Any, dataset: Any) -> Indices | None:
 def drawn_by_copy(sampler: Any, dataset: Any, most: int) -> Indices | None:
     """Draw the first `most` indices of an epoch from a copy: the sampler's state stays, and that of random numbers."""
     inner = getattr(sampler, "sampler", None)
-    values = [*getattr(sampler, "__dict__", {}).values(), *getattr(inner, "__dict__", {}).values()]
+    values = [*values_of(sampler), *values_of(inner)]
     kept = [dataset, *(value for value in values if isinstance(value, Dataset))]
     with keep_states():
         try:

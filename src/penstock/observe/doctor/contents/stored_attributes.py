@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from penstock.core import object_attributes
+
 _DEPTH = 4
 _MOST_DATASETS = 32
 _MOST_ATTRIBUTES = 256
@@ -42,11 +44,7 @@ def attributes_of(value: Any) -> Mapping[str, Any]:
     """Return the attributes of an object; none of a module, a class, a tensor or a model."""
     if isinstance(value, _NO_OBJECTS):
         return {}
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return dict(islice(found.items(), _MOST_ATTRIBUTES)) if isinstance(found, dict) else {}
+    return dict(islice(object_attributes.attributes_of(value).items(), _MOST_ATTRIBUTES))
 
 
 def _below(dataset: Any, index: Any, depth: int) -> Iterator[tuple[Any, Any]]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from penstock.core.object_attributes import attributes_of
+
 _WORDS = ("transform", "augment")
 _DEPTH = 3
 
@@ -31,25 +33,22 @@ def untransformed(dataset: Any) -> Iterator[None]:
     >>> noisy[3]
     3.5
     """
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    replaced: list[tuple[Any, str, Any]] = []
     try:
-        for values in _attributes(dataset, _DEPTH):
-            for name in [name for name in values if any(word in name.lower() for word in _WORDS)]:
-                if callable(values[name]) and not isinstance(values[name], type):
-                    replaced.append((values, name, values[name]))
-                    values[name] = _unchanged
+        for one, name, value in _attributes(dataset, _DEPTH):
+            if any(word in name.lower() for word in _WORDS) and callable(value) and not isinstance(value, type):
+                replaced.append((one, name, value))
+                object.__setattr__(one, name, _unchanged)
         yield
     finally:
-        for values, name, value in reversed(replaced):
-            values[name] = value
+        for one, name, value in reversed(replaced):
+            object.__setattr__(one, name, value)
 
 
-def _attributes(dataset: Any, depth: int) -> Iterator[dict[str, Any]]:
-    values = getattr(dataset, "__dict__", None)
-    if not isinstance(values, dict) or not depth:
-        return
-    yield values
-    for value in list(values.values()):
+def _attributes(dataset: Any, depth: int) -> Iterator[tuple[Any, str, Any]]:
+    values = attributes_of(dataset) if depth else {}
+    yield from ((dataset, name, value) for name, value in values.items())
+    for value in values.values():
         if isinstance(value, Dataset) and value is not dataset:
             yield from _attributes(value, depth - 1)
 

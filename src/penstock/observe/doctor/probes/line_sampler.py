@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from penstock.core.object_attributes import values_of
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.probes.source_lines import is_random, is_same_for_all, line_text
@@ -319,7 +320,7 @@ def _line_of(frame: FrameType) -> int:
 def _most_values(frame: FrameType | None) -> int:
     """Return how many numbers the largest array in a function's variables has, without attributes of its object."""
     names = frame.f_locals if frame is not None else {}
-    kept = {id(one) for one in getattr(names.get("self"), "__dict__", {}).values()}
+    kept = {id(one) for one in values_of(names.get("self"))}
     return max((count_values(one) for one in names.values() if id(one) not in kept), default=0)
 
 

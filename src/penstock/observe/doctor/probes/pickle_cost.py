@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from penstock.core.object_attributes import attributes_of
 from penstock.observe.doctor.probe_results import DatasetPickle
 
 
@@ -65,10 +65,9 @@ def measure_pickle(dataset: Any, seconds: float) -> DatasetPickle:
 
 
 def _largest_attribute(dataset: Any, seconds: float) -> str:
-    own: Mapping[str, Any] = getattr(dataset, "__dict__", {})
     sizes = {}
     until = time.perf_counter() + seconds
-    for name, value in own.items():
+    for name, value in attributes_of(dataset).items():
         file = _CountingFile(until)
         with contextlib.suppress(Exception):  # the user's own __getstate__ may raise anything
             _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)

@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torch.utils.data.dataloader import _DatasetKind
 
-from penstock.core.torch_threads import one_thread
 from penstock.observe.doctor.contents.batch_padding import find_padding
 from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
@@ -30,6 +29,7 @@ from penstock.observe.doctor.probes.repeated_reads import ReadRecorder
 from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
 from penstock.observe.doctor.probes.stored.changed_data import find_changed_data
 from penstock.observe.doctor.probes.stored.tensor_keys import find_tensor_keys
+from penstock.observe.doctor.probes.torch_threads import one_thread
 from penstock.observe.doctor.stored_results import ChangedData, TensorKeys
 from penstock.observe.doctor.thresholds import THRESHOLDS
 

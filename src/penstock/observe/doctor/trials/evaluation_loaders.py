@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from penstock.core.object_attributes import attributes_of, has_attributes
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
 from penstock.observe.doctor.probes.frame_variables import may_keep_variables, variables_of
@@ -111,9 +112,11 @@ def _find(
         elif depth > 1 and type(value) in (list, tuple):
             yield from _find(dict(enumerate(value[:_MOST_VALUES])), depth - 1, f"{name}[", "]")
         elif depth > 1 and _is_users(value):
-            yield from _find(vars(value), depth - 1, f"{name}.")
+            yield from _find(attributes_of(value), depth - 1, f"{name}.")
 
 
 def _is_users(value: Any) -> bool:
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
-    return isinstance(getattr(value, "__dict__", None), dict) and bool(file) and not str(file).startswith(NOT_THE_USERS)
+    return (
+        has_attributes(value) and not isinstance(value, type) and bool(file) and not str(file).startswith(NOT_THE_USERS)
+    )

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.core.object_attributes import attributes_of
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import CopyOnWrite
 from penstock.observe.doctor.probes import proc
@@ -79,14 +80,14 @@ def _attributes(dataset: Any) -> Mapping[str, Any]:
     """Return the attributes of a dataset, and of the dataset that it wraps (as a Subset does)."""
     found: dict[str, Any] = {}
     for one in _nested(dataset):
-        found = {**getattr(one, "__dict__", {}), **found}
+        found = {**attributes_of(one), **found}
     return found
 
 
 def _nested(dataset: Any) -> Iterator[Any]:
     for _ in range(_NESTED_DATASETS):
         yield dataset
-        own = getattr(dataset, "__dict__", {})
+        own = attributes_of(dataset)
         if "dataset" not in own:
             break
         dataset = own["dataset"]

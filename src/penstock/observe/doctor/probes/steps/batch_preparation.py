@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from penstock.core.torch_threads import one_thread
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.layer_use import called_modules
+from penstock.observe.doctor.probes.torch_threads import one_thread
 from penstock.observe.doctor.step_results import PreparingLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
 

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from penstock.core.object_attributes import values_of
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probes.frame_variables import variables_of
 from penstock.observe.doctor.probes.source_lines import extent, statements_at
@@ -184,21 +185,13 @@ def _children(one: Any, kind: type) -> Iterator[Any]:
         yield from vars(one).values() if is_users(getattr(sys.modules.get(one.__module__), "__file__", None)) else ()
         return
     yield from _parts_of_code(one, kind) if issubclass(kind, _CODE) else _elements(one, kind)
-    own = _own_attributes(one)
-    yield from list(own.values()) if type(own) is dict else ()
+    yield from values_of(one)
     yield from kind.__mro__
     for base in kind.__mro__ if not issubclass(kind, _CODE) else ():
         for member in vars(base).values():
             if isinstance(member, MemberDescriptorType) and member.__objclass__ is base:  # of __slots__
                 with contextlib.suppress(AttributeError):
                     yield member.__get__(one)
-
-
-def _own_attributes(one: Any) -> Any:
-    try:
-        return object.__getattribute__(one, "__dict__")
-    except AttributeError:
-        return {}
 
 
 def _parts_of_code(one: Any, kind: type) -> Iterator[Any]:

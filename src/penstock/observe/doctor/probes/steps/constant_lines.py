@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from penstock.core.object_attributes import has_attributes, values_of
 from penstock.observe.doctor.probes.frame_variables import variables_of
 
 _Line = tuple[str, int]
@@ -57,9 +58,9 @@ class ConstantLines:
         self._note_dependent(batch)
         for part in tree_leaves(batch):
             if not issubclass(type(part), (torch.Tensor, np.ndarray, *_PLAIN)):
-                try:
-                    self._note_dependent(dict(object.__getattribute__(part, "__dict__")))
-                except Exception:  # it keeps its values elsewhere
+                if has_attributes(part):
+                    self._note_dependent(values_of(part))
+                else:  # it keeps its values elsewhere
                     self._is_opaque = True
 
     def note(self, frame: FrameType, operands: Iterable[Any], made: Any, seconds: float) -> None:

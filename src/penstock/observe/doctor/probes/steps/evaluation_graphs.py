@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from penstock.core.object_attributes import attributes_of
 from penstock.observe.doctor.probes.frame_variables import variables_of
-from penstock.observe.doctor.probes.steps.growing_containers import attributes_of, measure_held
+from penstock.observe.doctor.probes.steps.growing_containers import measure_held
 from penstock.observe.doctor.step_results import EvaluationGraph
 from penstock.observe.doctor.thresholds import THRESHOLDS
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from penstock.core.object_attributes import attributes_of
 from penstock.observe.doctor.probes.frame_variables import variables_of
 
 _LRU_CACHE = functools._lru_cache_wrapper
@@ -221,12 +222,3 @@ def _parts_of_function(name: str, function: FunctionType) -> Iterator[tuple[str,
 
 def _key_text(key: Any) -> str:
     return f"{key!r:.40}" if type(key) in (str, int) else f"a {type(key).__name__}"
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object has by itself."""
-    try:
-        own = object.__getattribute__(value, "__dict__")  # an object's own way to give attributes may do anything
-    except AttributeError:
-        return {}
-    return own if issubclass(type(own), dict) else {}

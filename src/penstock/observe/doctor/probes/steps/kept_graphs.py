@@ -6,7 +6,6 @@ holds losses and outputs by variables alone frees their graphs as soon as the ne
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from penstock.core.object_attributes import attributes_of
 from penstock.observe.doctor.probes.frame_variables import variables_of
 
 _NAME = "penstock.step"
@@ -83,9 +83,7 @@ def _variables(scopes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]
             yield name, value
             if issubclass(type(value), type | ModuleType | torch.Tensor):
                 continue
-            with contextlib.suppress(AttributeError):  # an object's own way to give attributes may do anything
-                attributes = object.__getattribute__(value, "__dict__")
-                yield from ((f"{name}.{attribute}", one) for attribute, one in [*attributes.items()])
+            yield from ((f"{name}.{attribute}", one) for attribute, one in attributes_of(value).items())
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
