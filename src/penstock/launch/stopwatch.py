@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import weakref
@@ -85,6 +86,7 @@ class Stopwatch:
         original = getattr(kind, name)
         self._originals.append((kind, name, original))
 
+        @functools.wraps(original)  # so that it is known what was there before
         def wrapped(this: Any) -> Any:
             return around(original, this)
 

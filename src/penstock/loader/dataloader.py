@@ -25,7 +25,7 @@ from penstock.distributed.rank import Distributed
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
 from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.in_memory import CannotGatherError, gather_of
-from penstock.loader.iterator import LoaderIterator
+from penstock.loader.iterator import LoaderIterator, make_iterator
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.orders import drawn_from, has_lazy_iterator, order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
@@ -293,16 +293,22 @@ class DataLoader(TorchDataLoader[T_co]):
         if _has_runtime(self) and config_of(self).worker_type != "ray":
             super().check_worker_number_rationality()
 
+    def __iter__(self) -> Any:
+        kept = self._iterator
+        if isinstance(kept, LoaderIterator) and why_torch_iterator(config_of(self), self):
+            kept._shutdown_workers()  # they persist, and a patch that came since asks for torch's
+            self._iterator = None
+        return super().__iter__()
+
     def _get_iterator(self) -> Any:
         _follow_attributes(self)
         _leave_workers(self)
-        reason = why_torch_iterator(config_of(self))
+        reason = runtime_of(self).counters.fallback_reason = why_torch_iterator(config_of(self), self)
         if reason:
-            runtime_of(self).counters.fallback_reason = reason
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        return LoaderIterator(runtime_of(self))
+        return make_iterator(runtime_of(self))
 
 
 def _has_runtime(loader: DataLoader[Any]) -> bool:
@@ -394,7 +400,7 @@ def can_autoscale(loader: object) -> bool:
     """Return whether penstock's iterator runs for this loader, so that its number of workers may change."""
     if not isinstance(loader, DataLoader) or type(loader)._get_iterator is not DataLoader._get_iterator:
         return False
-    return not why_torch_iterator(config_of(loader))
+    return not why_torch_iterator(config_of(loader), loader)
 
 
 def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> None:

@@ -7,10 +7,15 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 from penstock.core.errors import OptionError, RankError
 from penstock.core.interrupts import uninterrupted_finalizer
@@ -29,14 +34,30 @@ class LoaderIterator(_BaseDataLoaderIter):
     """Iterates over one epoch of a `DataLoader`; over many, where workers are persistent.
 
     Of torch's class it has only the type, by which frameworks tell a loader's iterator from others (Lightning does, to
-    leave it out when it pickles).
+    leave it out when it pickles), and some attributes to read.
 
     Args:
         runtime: of the loader, which the iterator writes to. Each pass has the config that is the runtime's when the
             pass begins.
     """
 
-    _profile_name = "enumerate(DataLoader)#LoaderIterator.__next__"
+    _profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+    # What programs read of torch's iterator; to set one is an AttributeError.
+    _num_yielded: Any = property(attrgetter("_yielded"))
+    _base_seed: Any = property(attrgetter("_epoch.base_seed"))
+    _num_workers: Any = property(attrgetter("_config.num_workers"))
+    _index_sampler: Any = property(attrgetter("_config.index_sampler"))
+    _dataset: Any = property(attrgetter("_config.dataset"))
+    _collate_fn: Any = property(attrgetter("_config.collate_fn"))
+    _persistent_workers: Any = property(attrgetter("_config.persistent_workers"))
+
+    @property
+    def _sampler_iter(self) -> NoReturn:
+        raise AttributeError(
+            "penstock's iterator has no _sampler_iter, from which to draw would change what batches come; resume with "
+            "loader.state_dict() and load_state_dict()"
+        )
 
     def __init__(self, runtime: LoaderRuntime) -> None:
         config = self._config = runtime.config
@@ -227,6 +248,24 @@ class LoaderIterator(_BaseDataLoaderIter):
                 "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
             )
         warnings.warn(message, stacklevel=3)
+
+
+class _InlineIterator(LoaderIterator, _SingleProcessDataLoaderIter):
+    """Without workers: what programs tell from torch's other iterator by its class."""
+
+
+class _WorkersIterator(LoaderIterator, _MultiProcessingDataLoaderIter):
+    """With workers, of whatever type."""
+
+    _profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def __del__(self) -> None:
+        """Nothing, where torch's stops its workers: a finalizer of this object does, see `_end_later`."""
+
+
+def make_iterator(runtime: LoaderRuntime) -> LoaderIterator:
+    """Return the iterator of a loader's next pass."""
+    return (_WorkersIterator if runtime.config.num_workers > 0 else _InlineIterator)(runtime)
 
 
 def _length(sampler: Any) -> int | None:

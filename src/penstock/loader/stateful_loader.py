@@ -92,7 +92,7 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
     def _check_has_state(self) -> None:
         if config_of(self).is_datapipe:
             raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
-        if reason := why_torch_iterator(config_of(self)):
+        if reason := why_torch_iterator(config_of(self), self):
             raise StateError(f"this loop has no state, because torch's iterator runs it: {reason}")
 
     def set_epoch(self, epoch: int) -> None:
