@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,23 @@ def test_random_states_are_the_workers_own() -> None:
     before = torch.get_rng_state()
     list(DataLoader(Augmented(10), batch_size=2, num_workers=2, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Ending(torch.utils.data.IterableDataset[int]):
+    """Ends its process after some samples."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(4)
+        os._exit(3)
+
+
+@pytest.mark.parametrize("device", [None, "sim"])
+def test_a_stream_whose_worker_is_gone_is_one_error_and_then_the_end_and_its_state_is_not_finished(
+    device: str | None,
+) -> None:
+    loader = DataLoader(Ending(), 2, num_workers=1, max_worker_crashes=1, device=device)
+    batches = iter(loader)
+    with pytest.raises(WorkerKilledError):
+        list(batches)
+    assert list(batches) == list(batches) == []
+    assert loader.state_dict()["finished"] is False

@@ -147,7 +147,7 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._finish()
             raise
         except Exception as error:
-            self._signal_alarm(error)
+            self._fail(error)
             raise
         finally:
             self._returned_ns = returned = time.perf_counter_ns()
@@ -225,6 +225,11 @@ class LoaderIterator(_BaseDataLoaderIter):
         self.pipeline.stop_workers()
         if self._alarm is not None:
             self._alarm.close()
+
+    def _fail(self, error: Exception) -> None:
+        """End the pass if the error has ended the workers, as torch's ends; its state says that it is unfinished."""
+        self._signal_alarm(error)
+        self.is_over = self._config.num_workers > 0 and not self.pipeline.is_open
 
     def _signal_alarm(self, error: Exception) -> None:
         if self._alarm is not None:
