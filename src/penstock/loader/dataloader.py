@@ -7,6 +7,7 @@ adds them.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from penstock.device import Device
 from penstock.distributed.rank import Distributed
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
 from penstock.loader.fallback import why_torch_iterator
+from penstock.loader.import_hooks import on_import
 from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.iterator import LoaderIterator, make_iterator
 from penstock.loader.runtime import LoaderRuntime
@@ -66,8 +68,24 @@ between two passes."""
 _REFUSED = ("dataset", "sampler", "batch_sampler", "drop_last")
 """Attributes that torch does not let a program set, and that its iterator reads: some programs find a way."""
 
+_TRACE_RULES = "torch._dynamo.trace_rules"
+
 observers: list[Callable[[DataLoader[Any]], None]] = []
 """Called with every DataLoader at the end of its construction."""
+
+
+def _pass_over_in_dynamo() -> None:
+    """Have torch.compile trace nothing of penstock's, as it traces nothing of torch.utils.data.
+
+    Steps are left out of this: what they wrap may be compiled as a whole.
+    """
+    trace_rules = sys.modules[_TRACE_RULES]
+    if hasattr(trace_rules, "add"):  # another version of torch may have another way
+        for folder in ("core", "data", "device", "distributed", "launch", "loader", "observe", "tune"):
+            trace_rules.add(f"penstock.{folder}")
+
+
+on_import(_TRACE_RULES, _pass_over_in_dynamo)
 
 
 class DataLoader(TorchDataLoader[T_co]):
