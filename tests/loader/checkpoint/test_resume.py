@@ -23,6 +23,8 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_rank import be_rank
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -1222,6 +1224,33 @@ def test_a_distributed_checkpoint_resumes_in_a_fresh_loader(tmp_path: Any, batch
     torch.manual_seed(2)
     dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
     assert numbers(other) == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_programs_that_move_every_tensor_of_a_checkpoint_leave_a_state_as_it_is(tmp_path: Any) -> None:
+    def moved(value: Any) -> Any:
+        """Return a checkpoint as Accelerate and Lightning move one."""
+        if isinstance(value, dict):
+            return {name: moved(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(moved(part) for part in value)
+        return value.to("cpu") if isinstance(value, torch.Tensor) or hasattr(value, "to") else value
+
+    one = DataLoader(Numbers(12), 4, shuffle=True)
+    next(iter(one))
+    state = one.state_dict()
+    assert "all_ranks" in state  # torch.distributed.checkpoint is imported
+    changes = [moved, lambda given: tree_map_only(torch.Tensor, lambda tensor: tensor.to("cpu"), given)]
+    changes.append(StateDictStager().stage)  # what dcp.async_save does first
+    for number, change in enumerate(changes):
+        changed = change(state)
+        assert type(changed["all_ranks"]) is type(state["all_ranks"])
+        dcp.save({"loader": changed}, checkpoint_id=tmp_path / str(number), no_dist=True)
+        other = DataLoader(Numbers(12), 4, shuffle=True)
+        loaded = {"loader": other.state_dict()}
+        dcp.load(loaded, checkpoint_id=tmp_path / str(number), no_dist=True)
+        other.load_state_dict(loaded["loader"])
+        assert len(numbers(other)) == 8
 
 
 @pytest.mark.parametrize("name", ["rest", "finished", "fingerprint"])

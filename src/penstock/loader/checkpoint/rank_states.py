@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -43,8 +44,8 @@ class _AnySize:
 class RankStates(str):
     """An empty text, with this rank's state when DCP saves it, and the states of all ranks when DCP has loaded it.
 
-    A text for JSON; but it says that it is a tensor (as mocks say what they stand for), because DCP asks only tensors
-    for their parts. Other checkpoints have nothing of it.
+    A text for JSON, and for programs that move every tensor of a checkpoint. DCP is told that it is a tensor, as mocks
+    say what they stand for, because it asks only tensors for their parts. Other checkpoints have nothing of it.
 
     Args:
         state: of this rank.
@@ -67,20 +68,13 @@ class RankStates(str):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """What `isinstance` goes by."""
-        return Tensor
+        """What `isinstance` goes by, which is called by the frame that asks."""
+        is_dcp = sys._getframe(1).f_globals.get("__name__") == "torch.distributed.checkpoint.utils"
+        return Tensor if is_dcp else RankStates
 
     def size(self) -> _AnySize:
         """Return what no saved tensor's size differs from."""
         return _AnySize()
-
-    def data_ptr(self) -> int:
-        """Return 0: DCP's copies for an asynchronous save have no memory to take along."""
-        return 0
-
-    def new_empty(self, size: Any, device: Any = None) -> RankStates:
-        """Return what such a copy is made of; DCP then copies the attributes named by `__slots__`."""
-        return RankStates({})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be pickled as something empty that `torch.load(weights_only=True)` knows."""
