@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import multiprocessing
 import pickle
+import warnings
 import weakref
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -81,8 +83,6 @@ def test_a_subclass_may_have_attributes_with_any_names() -> None:
         ({"ring_bytes": "a lot"}, "ring_bytes: 'a lot' is not a size .* as in '24GiB'"),
         ({"device_bytes": -1}, "device_bytes: -1 is not a size"),
         ({"device_bytes": 1.5}, "device_bytes: 1.5 is not a size"),
-        ({"num_workers": "Auto"}, "num_workers must be a number, 'auto', or .* not 'Auto'"),
-        ({"num_workers": None}, "num_workers must be a number, 'auto', or .* not None"),
         ({"snapshot_every_n_steps": "x"}, "snapshot_every_n_steps must be a whole number, not 'x'"),
         ({"pin_memory": "yes"}, "pin_memory must be True, False, 'auto' or .* not 'yes'"),
         ({"max_worker_crashes": None}, "max_worker_crashes must be a whole number"),
@@ -101,6 +101,72 @@ def test_a_subclass_may_have_attributes_with_any_names() -> None:
 def test_an_argument_is_refused_before_anything_is_started(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DataLoader(range(4), **arguments)
+
+
+@pytest.mark.parametrize("workers", ["Auto", None, 2.0])
+def test_a_number_of_workers_that_is_none_is_torchs_type_of_error(workers: Any) -> None:
+    with pytest.raises(TypeError):
+        list(TorchDataLoader(range(4), num_workers=workers))
+    with pytest.raises(TypeError, match=f"num_workers must be a number, 'auto', or .* not {workers!r}"):
+        DataLoader(range(4), num_workers=workers)
+    assert len(list(DataLoader(range(4), num_workers=0.0))) == len(list(TorchDataLoader(range(4), num_workers=0.0)))  # type: ignore[arg-type]
+
+
+def warned_from(make: Any) -> list[tuple[str, str, str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in make():
+            pass
+    return sorted({(str(one.message)[:40], one.filename, one.category.__name__) for one in caught})
+
+
+class Longer(torch.utils.data.IterableDataset[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def counted(kind: Any) -> Any:
+    loader = kind(Longer(), None)
+    assert len(loader) == 2
+    return loader
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kind: kind(range(4), 2, num_workers=40),
+        lambda kind: kind(range(4), 2, pin_memory=True),
+        counted,
+    ],
+    ids=["many workers", "no accelerator", "a length that is too small"],
+)
+def test_warnings_that_are_torchs_come_from_where_torchs_come(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 39)
+    theirs, ours = (warned_from(lambda kind=kind: make(kind)) for kind in (TorchDataLoader, DataLoader))  # type: ignore[misc]
+    assert ours == theirs
+    assert ours
+
+
+class Named(torch.utils.data.Dataset[str]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> str:
+        return multiprocessing.current_process().name.partition("-")[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_worker_processes_are_named_as_torchs(context: str | None) -> None:
+    theirs, ours = (
+        list(kind(Named(), num_workers=1, multiprocessing_context=context)) for kind in (TorchDataLoader, DataLoader)
+    )
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -319,8 +319,10 @@ def _worker_numbers(
                 "instead of 'auto'"
             )
         return auto_workers(), None
+    if num_workers == 0:
+        return 0, None  # also 0.0, with which torch's loader works
     if not isinstance(num_workers, tuple) and not hasattr(num_workers, "__index__"):
-        raise OptionError(
+        raise TypeError(  # as torch's loader, some at its first pass
             f"num_workers must be a number, 'auto', or (least, most) with worker_type='ray', not {num_workers!r}"
         )
     if not isinstance(num_workers, tuple):

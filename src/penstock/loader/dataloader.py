@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, MapDataPipe, Sampler
+from torch.utils.data import dataloader as torch_module
 
 from penstock.core.host import cores_of_rank
 from penstock.core.interrupts import uninterrupted_finalizer
@@ -68,6 +69,9 @@ between two passes."""
 _REFUSED = ("dataset", "sampler", "batch_sampler", "drop_last")
 """Attributes that torch does not let a program set, and that its iterator reads: some programs find a way."""
 
+_CHECK_WORKERS = compile("check()", torch_module.__file__, "eval")
+"""A line that is torch's to all who look at frames: the warning comes from there, and a program's filters meet it."""
+
 _TRACE_RULES = "torch._dynamo.trace_rules"
 
 observers: list[Callable[[DataLoader[Any]], None]] = []
@@ -107,12 +111,13 @@ class DataLoader(TorchDataLoader[T_co]):
             affinity and cgroup quota) and at most 16; at most 64 where workers are seen to wait (for a disk, a network)
             more than they compute; and none where making a batch takes less time than fetching it. Where samples may
             depend on their worker, which is everywhere but on demand (see `dispatch`), the number changes only between
-            epochs, and the batches of an epoch are torch's for its number; the first epoch's is one fewer than the
-            cores, at most 8, or more if worker 0 waits while it makes the first batch, and as many as a quarter of the
-            available memory holds. For an iterable dataset it is one fewer than the cores, at most 8.
+            epochs, and the batches of an epoch are torch's for its number. The first epoch has one for each core, at
+            most 16, or more if worker 0 waits while it makes the first batch, and only as many as a quarter of the
+            available memory holds; if a sample asks for the number before that is known, one fewer than the cores, at
+            most 8. So does an iterable dataset.
             `statistics().workers_reason` gives the reason. No worker is started, whatever the number, for tensors,
             arrays, numbers, and a TensorDataset, Subset or ConcatDataset of them, with torch's collate function and
-            batches of at most 1 MiB: gathering such a batch takes less time than handing it over.
+            batches of at most 8 MiB: gathering such a batch takes less time than handing it over.
             `dispatch="round_robin"` has the workers nonetheless.
             (least, most), for worker_type="ray" only: the same, between these bounds.
         collate_fn: makes a batch of a list of samples; by default tensors, arrays and numbers are stacked.
@@ -309,7 +314,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Warn, as torch's loader does, of more workers than this machine has cores; a cluster has more."""
         # torch's constructor calls this too early for us
         if _has_runtime(self) and config_of(self).worker_type != "ray":
-            super().check_worker_number_rationality()
+            eval(_CHECK_WORKERS, vars(torch_module), {"check": super().check_worker_number_rationality})
 
     def __iter__(self) -> Any:
         kept = self._iterator

@@ -269,6 +269,7 @@ def _pool(
         most=most,
         reported_workers=announced,
         context=config.context,
+        is_default=config.multiprocessing_context is None,
         base_seed=base_seed,
         named=not memfd_works(),
         cores=cores_near(numa_node, most),

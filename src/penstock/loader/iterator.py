@@ -252,7 +252,7 @@ class LoaderIterator(_BaseDataLoaderIter):
                 "IterableDataset replica at each worker. Please see "
                 "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
             )
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=4)  # the loop's line, as torch does
 
 
 class _InlineIterator(LoaderIterator, _SingleProcessDataLoaderIter):

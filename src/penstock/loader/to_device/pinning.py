@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.utils.data import dataloader as torch_module
 
 from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Device, Event, Registration, TensorSpec, device_of
@@ -135,20 +136,25 @@ def _copy_s(device: Device, source: torch.Tensor) -> float:
     return best
 
 
+def _warn_as_torch(message: str) -> None:
+    """Warn from where torch's iterator does, so that a program's filters meet the warning."""
+    line = torch_module._SingleProcessDataLoaderIter.__init__.__code__.co_firstlineno
+    registry = vars(torch_module).setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, UserWarning, torch_module.__file__, line, torch_module.__name__, registry)
+
+
 def _accelerator(torchs_device: str, *, quiet: bool) -> Device | None:
     """Return the accelerator that torch would pin for, or None where it would not pin; warns as torch does."""
     if torchs_device:
-        warnings.warn(
+        _warn_as_torch(
             "pin_memory_device is deprecated, the current accelerator will be used as the device, "
-            f"ignore pin_memory_device='{torchs_device}'.",
-            stacklevel=5,
+            f"ignore pin_memory_device='{torchs_device}'."
         )
     if not torch.accelerator.is_available():
         if not quiet:
-            warnings.warn(
+            _warn_as_torch(
                 "'pin_memory' argument is set as true but no accelerator is found, "
-                "then device pinned memory won't be used.",
-                stacklevel=5,
+                "then device pinned memory won't be used."
             )
         return None
     accelerator = torch.accelerator.current_accelerator()

@@ -53,6 +53,7 @@ class ProcessPool:
         most: how many there may be.
         reported_workers: what `get_worker_info().num_workers` returns.
         context: how they are started.
+        is_default: whether the program has named no context; torch's workers then have another name.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
         named: whether shared segments need names, because the system refuses memfds.
         cores: where the workers run, or None for anywhere.
@@ -73,6 +74,7 @@ class ProcessPool:
         most: int,
         reported_workers: int,
         context: BaseContext,
+        is_default: bool,
         base_seed: int,
         named: bool,
         cores: frozenset[int] | None = None,
@@ -81,7 +83,7 @@ class ProcessPool:
     ) -> None:
         self.size = workers
         self._worker_spec = worker_spec
-        self._context = context
+        self._context, self._is_default = context, is_default
         self._options = ProcessOptions(
             worker=0,
             workers=reported_workers,
@@ -226,6 +228,8 @@ class ProcessPool:
         process = self._process_class()(
             target=process_main.main, args=(replace(options, worker=worker), ends, self._pickled_spec), daemon=True
         )
+        if self._is_default:
+            process.name = f"Process-{process.name.rpartition('-')[2]}"
         try:
             process.start()
         except BaseException as error:
