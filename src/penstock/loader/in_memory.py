@@ -229,8 +229,8 @@ def _rows_of(dataset: Any, deepest: int = _DEEPEST) -> _Rows | None:
 
 
 def _has_own_getitems(dataset: Any) -> bool:
-    found = getattr(dataset, "__getitems__", None)
-    return getattr(found, "__func__", None) is not getattr(type(dataset), "__getitems__", None)
+    found, of_class = getattr(dataset, "__getitems__", None), getattr(type(dataset), "__getitems__", None)
+    return found is not None and (of_class is None or getattr(found, "__func__", None) is not of_class)
 
 
 def _leaf_of(dataset: Any) -> _Rows | None:
