@@ -128,8 +128,8 @@ class Longer(torch.utils.data.IterableDataset[int]):
         return iter(range(3))
 
 
-def counted(kind: Any) -> Any:
-    loader = kind(Longer(), None)
+def counted(kind: Any, **options: Any) -> Any:
+    loader = kind(Longer(), None, **options)
     assert len(loader) == 2
     return loader
 
@@ -141,8 +141,9 @@ def counted(kind: Any) -> Any:
         lambda kind: kind(range(4), 2, num_workers=40),
         lambda kind: kind(range(4), 2, pin_memory=True),
         counted,
+        lambda kind: counted(kind, num_workers=1, persistent_workers=True),
     ],
-    ids=["many workers", "no accelerator", "a length that is too small"],
+    ids=["many workers", "no accelerator", "a length that is too small", "and persistent workers"],
 )
 def test_warnings_that_are_torchs_come_from_where_torchs_come(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)

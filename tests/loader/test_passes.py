@@ -1,7 +1,8 @@
-"""A pass without workers takes over what the one before has made, and nobody can tell but by the time."""
+"""A pass takes over what the one before has made, and nobody can tell but by the time."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -138,3 +139,55 @@ def test_a_stream_is_begun_once_for_each_pass() -> None:
     loader = DataLoader(data, batch_size=2)
     assert [[batch.tolist() for batch in loader][-1] for _ in range(3)] == [[104], [204], [304]]
     assert data.passes == 3
+
+
+class Gated(Dataset[int]):
+    """Waits before its later samples until it may make them."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_go_on = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 8 and not self.may_go_on.is_set():
+            self.is_asked.set()
+            assert self.may_go_on.wait(60)
+        return index
+
+
+def test_a_thread_that_still_reads_ahead_takes_no_batch_of_the_next_pass() -> None:
+    dataset = Gated()
+    loader = DataLoader(dataset, 2, num_workers=1, worker_type="thread", persistent_workers=True)
+    first, ahead, has_begun = iter(loader), list[list[int]](), threading.Event()
+    reader = threading.Thread(target=lambda: ahead.extend(batch.tolist() for batch in first))
+    reader.start()
+    assert dataset.is_asked.wait(60)  # the reader waits for a batch, or soon will
+    passes: list[Any] = []
+
+    def begin() -> None:
+        passes.append(iter(loader))
+        has_begun.set()
+
+    starter = threading.Thread(target=begin)
+    starter.start()
+    has_begun.wait(0.2)  # what is not held back begins meanwhile
+    dataset.may_go_on.set()
+    starter.join()
+    assert [batch.tolist() for batch in passes[0]] == [[first, first + 1] for first in range(0, 40, 2)]
+    reader.join()
+    assert ahead == [[first, first + 1] for first in range(0, 2 * len(ahead), 2)]
+    assert loader._iterator is passes[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_iterators_of_workers_that_persist_are_one_to_the_thread_that_goes_on_with_them() -> None:
+    taken = []
+    for kind in (TorchDataLoader, DataLoader):
+        loader = kind(range(8), 2, num_workers=1, persistent_workers=True)
+        first = iter(loader)
+        begun = next(first).tolist()
+        second = iter(loader)
+        taken.append([begun, next(first).tolist(), next(second).tolist(), next(first).tolist()])
+    assert taken[1] == taken[0] == [[0, 1], [0, 1], [2, 3], [4, 5]]

@@ -28,7 +28,7 @@ from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check
 from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.import_hooks import on_import
 from penstock.loader.in_memory import CannotGatherError, gather_of
-from penstock.loader.iterator import LoaderIterator, make_iterator
+from penstock.loader.iterator import LoaderIterator, make_iterator, next_iterator
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.orders import drawn_from, has_lazy_iterator, order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
@@ -317,10 +317,13 @@ class DataLoader(TorchDataLoader[T_co]):
             eval(_CHECK_WORKERS, vars(torch_module), {"check": super().check_worker_number_rationality})
 
     def __iter__(self) -> Any:
-        kept = self._iterator
-        if isinstance(kept, LoaderIterator) and why_torch_iterator(config_of(self), self):
-            kept._shutdown_workers()  # they persist, and a patch that came since asks for torch's
-            self._iterator = None
+        kept = self._iterator  # where workers persist
+        if isinstance(kept, LoaderIterator):
+            if why_torch_iterator(config_of(self), self):
+                kept._shutdown_workers()  # a patch that came since asks for torch's
+                self._iterator = None
+            else:
+                self._iterator = next_iterator(kept)
         return super().__iter__()
 
     def _get_iterator(self) -> Any:

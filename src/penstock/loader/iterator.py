@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import warnings
 import weakref
@@ -42,6 +43,9 @@ class LoaderIterator(_BaseDataLoaderIter):
     """
 
     _profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+    _frames_to_loop = 4
+    """From where a length is warned of to the loop's line, as which torch's warning comes."""
 
     # What programs read of torch's iterator; to set one is an AttributeError.
     _num_yielded: Any = property(attrgetter("_yielded"))
@@ -252,7 +256,7 @@ class LoaderIterator(_BaseDataLoaderIter):
                 "IterableDataset replica at each worker. Please see "
                 "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
             )
-        warnings.warn(message, stacklevel=4)  # the loop's line, as torch does
+        warnings.warn(message, stacklevel=self._frames_to_loop)
 
 
 class _InlineIterator(LoaderIterator, _SingleProcessDataLoaderIter):
@@ -268,9 +272,64 @@ class _WorkersIterator(LoaderIterator, _MultiProcessingDataLoaderIter):
         """Nothing, where torch's stops its workers: a finalizer of this object does, see `_end_later`."""
 
 
+class _PersistentIterator(_WorkersIterator):
+    """With workers that go on to the next pass.
+
+    A loop may be left while a thread still reads ahead for it (over a BackgroundGenerator). With torch's iterator,
+    which goes on as the same object, that thread takes batches of the next pass, or breaks it. So each pass has an
+    object of its own here. The thread that has begun the last pass may use any of them as that pass's; for other
+    threads the older ones are over.
+    """
+
+    _frames_to_loop = 5
+
+    def __init__(self, runtime: LoaderRuntime) -> None:
+        self._one_at_a_time = threading.RLock()
+        self._successor: _PersistentIterator | None = None
+        self._thread = threading.get_ident()
+        """That has begun the pass."""
+        super().__init__(runtime)
+
+    def __next__(self) -> Any:
+        with self._one_at_a_time:
+            if self._successor is None:
+                return super().__next__()
+            if threading.get_ident() != self._successor.thread():
+                raise StopIteration
+        return next(self._successor)
+
+    def thread(self) -> int:
+        """Return the thread that has begun the pass that these workers are in."""
+        return self._thread if self._successor is None else self._successor.thread()
+
+    def succeed(self) -> _PersistentIterator:
+        """Return the object of the next pass, as soon as the batch has come that is waited for; it has the workers."""
+        with self._one_at_a_time:
+            new = object.__new__(type(self))
+            vars(new).update(vars(self))
+            if self._finalizer is not None and self._finalizer.detach() is not None:
+                new._finalizer = new._end_later()
+            new._thread = threading.get_ident()
+            new._counters.loop = weakref.ref(new)
+            self._successor = new
+            return new
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        with self._one_at_a_time:
+            super()._reset(loader, first_iter)
+
+
+def next_iterator(before: LoaderIterator) -> LoaderIterator:
+    """Return the iterator of the next pass of workers that persist."""
+    return before.succeed() if isinstance(before, _PersistentIterator) else before
+
+
 def make_iterator(runtime: LoaderRuntime) -> LoaderIterator:
     """Return the iterator of a loader's next pass."""
-    return (_WorkersIterator if runtime.config.num_workers > 0 else _InlineIterator)(runtime)
+    config = runtime.config
+    if config.num_workers == 0:
+        return _InlineIterator(runtime)
+    return (_PersistentIterator if config.persistent_workers else _WorkersIterator)(runtime)
 
 
 def _length(sampler: Any) -> int | None:
