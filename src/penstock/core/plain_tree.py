@@ -29,8 +29,10 @@ class _NotPlainError(Exception):
     """The batch has something else in it."""
 
 
-def describe(batch: Any) -> tuple[Any, list[torch.Tensor]] | None:
+def describe(batch: Any, *, shares: bool = False) -> tuple[Any, list[torch.Tensor]] | None:
     """Return the description of a plain tree, and the memory of each of its tensors in order; None of any other batch.
+
+    With `shares`, a batch with a tensor in shared memory is another one: that has to arrive as the same memory.
 
     A tree that has the same object or storage in two places is not plain: there it must come back as one, too.
 
@@ -43,6 +45,8 @@ def describe(batch: Any) -> tuple[Any, list[torch.Tensor]] | None:
     seen: list[int] = []
     try:
         node = _node(batch, tensors, seen)
+        if shares and any(tensor.untyped_storage().is_shared() for tensor in tensors):
+            return None
     except _NotPlainError:
         return None
     return (node, tensors) if len(set(seen)) == len(seen) else None

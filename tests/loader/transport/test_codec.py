@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_sets import Pair
+from torch.utils.data import Dataset
 
+from penstock import DataLoader
 from penstock.core.errors import UnpicklableError
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena, ArenaFullError
@@ -226,3 +228,41 @@ def test_views_keep_the_slot_alive_through_slices_and_numpy() -> None:
 def test_what_pickle_refuses_is_one_clear_error() -> None:
     with pytest.raises(UnpicklableError, match="cannot travel from its worker"):
         codec.encode([lambda: 0], None)
+
+
+SHARED = torch.zeros(8, 4).share_memory_()
+
+
+class Views(Dataset[torch.Tensor]):
+    """Samples that are views of memory that all processes share."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return SHARED[index]
+
+
+def _as_they_are(samples: list[torch.Tensor]) -> dict[str, Any]:
+    return {"rows": samples, "all": SHARED}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_in_shared_memory_arrive_as_the_same_memory(workers: int) -> None:
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        SHARED.zero_()
+        for number, batch in enumerate(kind(Views(), 2, num_workers=workers, collate_fn=_as_they_are)):
+            batch["rows"][1].fill_(number + 1)
+            assert torch.equal(batch["all"], SHARED)
+        assert SHARED[:, 0].tolist() == [0, 1, 0, 2, 0, 3, 0, 4]
+        for row in kind(Views(), None, num_workers=workers):
+            row.fill_(7)
+        assert SHARED.eq(7).all()
+
+
+def test_a_collated_batch_of_samples_in_shared_memory_is_its_own() -> None:
+    SHARED.zero_()
+    for batch in DataLoader(Views(), 4, num_workers=1):
+        batch.fill_(3)
+    assert SHARED.eq(0).all()

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 from penstock.core import plain_tree
 from penstock.core.errors import UnpicklableError
@@ -57,19 +57,22 @@ Carry = Callable[[Any], tuple[Any, ...] | None]
 """Returns how to pickle a class or a function, as `__reduce__` does; None to pickle it by its name."""
 
 
-def encode(obj: Any, arena: Arena | None, carry: Carry | None = None) -> bytes:
+def encode(obj: Any, arena: Arena | None, carry: Carry | None = None, *, shares: bool = False) -> bytes:
     """Return the envelope of `obj`, whose large buffers are or will be in `arena`; without an arena, all are inline.
+
+    With `shares`, tensors in shared memory arrive as the same memory, as with torch: their descriptors are handed over,
+    for which this process has to live until the envelope is decoded.
 
     Raises:
         ArenaFullError: the buffers need more than the slot has.
         UnpicklableError: `obj` holds something that pickle refuses.
         RuntimeError: `obj` holds a tensor that was computed from one that requires grad (torch's error).
     """
-    if (plain := plain_tree.describe(obj)) is not None:
+    if (plain := plain_tree.describe(obj, shares=shares)) is not None:
         node, tensors = plain
         return pack(pickle.dumps(node, 5), tensors, arena, is_tree=True)
     try:
-        skeleton, arrays = flatten(obj, carry=carry)
+        skeleton, arrays = flatten(obj, carry=carry, shares=shares)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UnpicklableError(
             f"a batch of type {type(obj).__qualname__} cannot travel from its worker: {error}; "
@@ -78,7 +81,9 @@ def encode(obj: Any, arena: Arena | None, carry: Carry | None = None) -> bytes:
     return pack(skeleton, arrays, arena)
 
 
-def flatten(obj: Any, visit: Visit = lambda _: None, carry: Carry | None = None) -> tuple[bytes, list[np.ndarray]]:
+def flatten(
+    obj: Any, visit: Visit = lambda _: None, carry: Carry | None = None, *, shares: bool = False
+) -> tuple[bytes, list[np.ndarray]]:
     """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
     pieces: list[np.ndarray] = []
 
@@ -91,7 +96,7 @@ def flatten(obj: Any, visit: Visit = lambda _: None, carry: Carry | None = None)
         return False
 
     stream = io.BytesIO()
-    _Pickler(stream, is_small, visit, carry).dump(obj)
+    _Pickler(stream, is_small, visit, carry, shares=shares).dump(obj)
     return stream.getvalue(), pieces
 
 
@@ -215,11 +220,14 @@ class _Pickler(ForkingPickler):
         buffer_callback: Callable[[pickle.PickleBuffer], bool],
         visit: Visit,
         carry: Carry | None,
+        *,
+        shares: bool,
     ) -> None:
         pickle.Pickler.__init__(self, stream, protocol=5, buffer_callback=buffer_callback)
         self.dispatch_table = _REDUCERS
         self._visit = visit
         self._carry = carry
+        self._shares = shares
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
@@ -236,6 +244,8 @@ class _Pickler(ForkingPickler):
             if type(obj) is torch.Tensor and plain_tree.is_plain(obj):
                 return self._reduce_view(obj) or _reduce_plain(obj)
             return obj.__reduce_ex__(5) if obj.device.type == "cpu" else NotImplemented
+        if self._shares and isinstance(obj, torch.TypedStorage | torch.UntypedStorage) and obj.is_shared():
+            return reduce_storage(obj) if isinstance(obj, torch.UntypedStorage) else NotImplemented
         if isinstance(obj, torch.TypedStorage):
             return _reduce_storage(obj._untyped_storage, obj.dtype)
         if isinstance(obj, torch.UntypedStorage):
@@ -247,7 +257,8 @@ class _Pickler(ForkingPickler):
     def _reduce_view(self, tensor: torch.Tensor) -> Any:
         """Return how to pickle a tensor as a view of its storage, which all its views then share, as with torch."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages and not plain_tree.takes_storage_along(tensor):
+        takes_along = plain_tree.takes_storage_along(tensor) or (self._shares and storage.is_shared())
+        if storage._cdata not in self._storages and not takes_along:
             return None
         storage = self._storages.setdefault(storage._cdata, storage)  # one object, so that pickle knows it again
         place = tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())

@@ -274,10 +274,10 @@ class _Worker:
             else:
                 assert fetched.arena is not None
                 try:
-                    envelope = codec.encode(fetched.batch, fetched.arena)
+                    envelope = codec.encode(fetched.batch, fetched.arena, shares=True)
                 except ArenaFullError as error:
                     fetched.arena = enlarge(error.needed)
-                    envelope = codec.encode(fetched.batch, fetched.arena)
+                    envelope = codec.encode(fetched.batch, fetched.arena, shares=True)
                 oversize = segments[-1] if segments and not codec.is_inline(envelope) else None
                 self._send(seq, messages.BATCH, envelope, fetched, oversize)
         finally:
