@@ -11,6 +11,18 @@ _Handle = TypeVar("_Handle")
 
 _INHERITED: list[Any] = []
 
+_first = threading.Lock()
+"""Held by the thread that is the first to use what was inherited."""
+
+
+def _renew_lock() -> None:
+    global _first
+    _first = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_renew_lock)
+
 
 class PerProcess(Generic[_Handle]):
     """Something that each process opens for itself: a file handle, a database environment.
@@ -33,7 +45,7 @@ class PerProcess(Generic[_Handle]):
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._pid = 0
+        self._pid = os.getpid()
         self._handle: _Handle | None = None
 
     def get(self) -> _Handle:
@@ -41,13 +53,16 @@ class PerProcess(Generic[_Handle]):
         handle, pid = self._handle, os.getpid()
         if handle is not None and self._pid == pid:
             return handle
-        if self._pid not in (0, pid):
-            # The parent's handle is kept alive: its finalizer would close a file or connection that the parent uses.
-            _INHERITED.append(handle)
-            self._forget()
-        with self._lock:
+        with _first:
+            if self._pid != pid:
+                # The parent's handle is kept: its finalizer would close a file or connection that the parent uses. Its
+                # lock may be held, by a thread that this process does not have.
+                _INHERITED.append(self._handle)
+                self._forget()
+            lock = self._lock
+        with lock:
             if self._handle is None:
-                self._handle, self._pid = self._make(), pid
+                self._handle = self._make()
             return self._handle
 
     def close(self) -> None:

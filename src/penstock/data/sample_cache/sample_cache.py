@@ -253,19 +253,28 @@ def _on_disk(path: str, places: int, fingerprint: bytes, limit_nbytes: int | Non
     return SampleCache(file, counts, places, origin, is_on_disk=True)
 
 
+_counting = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _counting
+    _counting = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 class _Counts:
     """Hits and misses of all processes, each of which writes to numbers of its own."""
 
     def __init__(self, memory: SharedBytes | None = None) -> None:
         self._memory = SharedBytes(3 * 8 * _SLOTS) if memory is None else memory
         self._numbers = np.frombuffer(self._memory.memory, np.int64).reshape(3, _SLOTS)
-        self._pid = 0
 
     def add(self, row: int) -> None:
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        with self._lock:
-            self._numbers[row, self._pid % _SLOTS] += 1
+        with _counting:
+            self._numbers[row, os.getpid() % _SLOTS] += 1
 
     def totals(self) -> tuple[int, int]:
         hits, misses = self._numbers[[_HITS, _MISSES]].sum(axis=1).tolist()

@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.core.walking import walk
 from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _MAGIC = b"penstock samples"
@@ -251,7 +252,7 @@ def _difference(found: bytes, wanted: bytes) -> str:
 
 
 def _forget_all() -> None:
-    for file in [*_files]:
+    for file in walk(_files):
         file.forget()
 
 

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Sequence
 
 from penstock.core.errors import TransportError
+from penstock.core.walking import walk
 
 SPILL_NBYTES = 60_000
 _MAX_FDS = 4
@@ -40,7 +41,7 @@ _our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 def _close_in_child() -> None:
     """Close the training process's ends in any process forked from it, or workers would never see them hang up."""
-    for end in list(_our_ends):
+    for end in walk(_our_ends):
         end.close()
 
 

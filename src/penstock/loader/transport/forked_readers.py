@@ -12,6 +12,8 @@ import select
 import weakref
 from typing import Protocol
 
+from penstock.core.walking import walk
+
 
 class Forkable(Protocol):
     """Whoever has memory that forked processes see, too. Python calls it in the thread that forks."""
@@ -76,7 +78,7 @@ watched: weakref.WeakSet[Forkable] = weakref.WeakSet()
 def _before_fork() -> None:
     global _is_forking
     _is_forking = True
-    for forkable in list(watched):
+    for forkable in walk(watched):
         forkable.before_fork()
 
 
@@ -89,7 +91,7 @@ def _after_fork_in_child() -> None:
     global _current
     _current = None
     _after_fork()
-    for forkable in list(watched):
+    for forkable in walk(watched):
         forkable.after_fork_in_child()
 
 

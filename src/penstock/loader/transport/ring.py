@@ -33,6 +33,7 @@ from penstock.core.errors import TransportError
 from penstock.core.shared_segment import PAGE, SharedSegment
 from penstock.core.stats import RingCounts
 from penstock.core.units import round_up, size_text
+from penstock.core.walking import walk
 from penstock.loader.transport.forked_readers import ForkedReaders, watched
 from penstock.loader.transport.slot import PageLock, Slot, SlotState
 
@@ -254,7 +255,7 @@ class Ring:
     def counts(self) -> RingCounts:
         """Return where the slots are. Changes nothing, so any thread may ask while another one iterates."""
         slots = self._all_slots()
-        given_back = {lease.slot for lease in self._returned.copy()}
+        given_back = {lease.slot for lease in walk(self._returned)}
         states = [SlotState.FREE if slot in given_back else slot.state for slot in slots]
         return RingCounts(
             free=states.count(SlotState.FREE),
@@ -286,7 +287,7 @@ class Ring:
 
     def before_fork(self) -> None:
         """Note for slots that the user holds that another process will see them."""
-        for slot, lease in list(self._leases.items()):
+        for slot, lease in walk(self._leases.items()):
             segment = self._segments.get(slot.segment)
             if lease() is None or segment is None or not segment.segment.shared:
                 continue

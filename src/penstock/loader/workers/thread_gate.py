@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.core.walking import walk
+
 PATIENCE_S = 2.0
 """How long a sample is waited for."""
 
@@ -134,7 +136,7 @@ def stopped_between_samples() -> Iterator[None]:
 def _begin_child() -> None:
     _state.changed = threading.Condition()  # another thread may have held it
     _state.forking.clear()
-    for gate in tuple(_state.gates):
+    for gate in walk(_state.gates):
         gate.forget_threads()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from penstock.core.walking import walk
 from penstock.memory.accounting.ledger import ModuleBytes, held_on_accelerators
 
 live_steps: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -19,7 +20,7 @@ def held_by_steps() -> ModuleBytes | None:
     Raises:
         RuntimeError: a model, an optimizer's state or the set of steps changed meanwhile.
     """
-    steps = {id(step.model): step for step in list(live_steps)}
+    steps = {id(step.model): step for step in walk(live_steps)}
     if not steps:
         return None
     every = [held_on_accelerators(step.model, step.optimizer) for step in steps.values()]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.core.atomic_write import write_text_atomic
 from penstock.core.errors import OptionError
 from penstock.core.events import Event
+from penstock.observe.atomic_write import write_text_atomic
 from penstock.observe.meters.clock import Clock, trace_base_ns
 from penstock.observe.record.run_record import RunRecord
 from penstock.observe.record.time_series import build_time_series

@@ -40,9 +40,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from penstock.core.atomic_write import write_text_atomic
 from penstock.core.errors import OptionError
 from penstock.core.stats import LoaderStatistics
+from penstock.observe.atomic_write import write_text_atomic
 from penstock.observe.meters.device_meter import DeviceMemory
 from penstock.observe.meters.host_memory import HostMemory
 from penstock.observe.record import rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.core.atomic_write import write_text_atomic
+from penstock.observe.atomic_write import write_text_atomic
 from penstock.observe.record.compare_runs import Comparison
 from penstock.observe.record.run_record import RunRecord
 from penstock.observe.report.figures import figures
