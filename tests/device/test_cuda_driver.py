@@ -74,7 +74,7 @@ def made(driver: Notes, *, has_fence: bool = True) -> DrivenCuda:
     device._driver, device._contexts, device.has_fence = driver, Contexts(driver), has_fence
     context = device._contexts.of(0)
     assert context is not None
-    device._context, device._side, device.torch_device = context, 7, torch.device("cuda", 0)
+    device._context, device._side, device._index, device.torch_device = context, 7, 0, torch.device("cuda", 0)
     return device
 
 

@@ -15,7 +15,17 @@ from typing import Any
 import torch
 
 from penstock.core.errors import OptionError
-from penstock.device.base import CompletedEvent, CopyPairs, Event, Parts, Registration, TensorSpec, host_parts
+from penstock.device.base import (
+    CompletedEvent,
+    CopyPairs,
+    Event,
+    Memory,
+    Parts,
+    Registration,
+    TensorSpec,
+    allocated,
+    host_parts,
+)
 
 STAGED_NBYTES = 64 << 10
 """Smaller copies from pageable memory are staged by the driver (CUDA driver API, "API synchronization behavior")."""
@@ -68,6 +78,10 @@ class Accelerator:
         """Return memory from torch's caching allocator, on the current stream."""
         return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=self.torch_device)
 
+    def allocate(self, specs: Sequence[TensorSpec]) -> Memory:
+        """Return memory for several tensors."""
+        return allocated(self, specs)
+
     def current_stream(self) -> object:
         """Return torch's current stream of this device in this thread."""
         return None if self._up is None else torch.accelerator.current_stream(self.torch_device)
@@ -107,12 +121,14 @@ class Accelerator:
         """Copy on the download stream, so that results do not queue behind batches."""
         return self._copy(copies, self.record_event(), self._down)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> object:
         """Make the current stream wait."""
+        stream = self.current_stream()
         if isinstance(event, TorchEvent):
             torch.accelerator.current_stream(self.torch_device).wait_event(event.event)
         else:
             event.synchronize()
+        return stream
 
     def register(self, memory: memoryview) -> Registration | None:
         """Return None: torch cannot page-lock existing memory for accelerators in general."""

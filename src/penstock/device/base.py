@@ -78,6 +78,16 @@ class Mark(Protocol):
         ...
 
 
+class Memory(NamedTuple):
+    """Uninitialised memory on a device for the tensors of a batch."""
+
+    tensors: list[torch.Tensor]
+    free: Event
+    """Behind everything that may still use it."""
+    stream: object
+    """The consumer's, that it was allocated on."""
+
+
 class Registration(Protocol):
     """Page-locked host memory, which the device may read and write by itself.
 
@@ -96,8 +106,8 @@ class Device(Protocol):
     runs wherever the last view of a pinned slot dies, in any thread. A worker process never imports a device.
 
     **How often, in which order**: `register` once per shared segment, before copies from it, and its `close` when the
-    loader ends. Then, per batch and within `outside_capture`: `empty` for each tensor, `record_event`, `upload` after
-    that event, and, when the batch is handed out, `wait_event`; `record_use` as well if the consumer uses another
+    loader ends. Then, per batch and within `outside_capture`: `allocate`, `upload` or `upload_parts` after
+    its event, and, when the batch is handed out, `wait_event`; `record_use` as well if the consumer uses another
     stream by then. For results: `download`, whose event is waited for.
 
     **After a failure**: `empty` may raise `torch.OutOfMemoryError`; nothing has been submitted then, and the caller may
@@ -139,6 +149,10 @@ class Device(Protocol):
         """
         ...
 
+    def allocate(self, specs: Sequence[TensorSpec]) -> Memory:
+        """Return memory of `empty` for several tensors, an event after it, and the consumer's stream."""
+        ...
+
     def current_stream(self) -> object:
         """Return the consumer's stream; two are equal if they are the same. A program may change it at any time."""
         ...
@@ -169,8 +183,8 @@ class Device(Protocol):
         """Return a mark of what the consumer's stream has been given so far; None where there are none."""
         ...
 
-    def wait_event(self, event: Event) -> None:
-        """Make the consumer's stream wait for `event` before what is submitted to it from now on."""
+    def wait_event(self, event: Event) -> object:
+        """Make the consumer's stream wait for `event` before what is submitted from now on; return that stream."""
         ...
 
     def download(self, copies: CopyPairs) -> Event:
@@ -198,6 +212,11 @@ class CompletedEvent:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def allocated(device: Device, specs: Sequence[TensorSpec]) -> Memory:
+    """Return what `allocate` does, by the other methods of a device."""
+    return Memory([*map(device.empty, specs)], device.record_event(), device.current_stream())
 
 
 def host_parts(tensors: Sequence[torch.Tensor], address: int, parts: Parts) -> list[torch.Tensor]:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
-from penstock.device.base import CompletedEvent, CopyPairs, Event, Parts, Registration, TensorSpec, host_parts
+from penstock.device.base import (
+    CompletedEvent,
+    CopyPairs,
+    Event,
+    Memory,
+    Parts,
+    Registration,
+    TensorSpec,
+    allocated,
+    host_parts,
+)
 
 
 class Cpu:
@@ -27,6 +37,10 @@ class Cpu:
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Return uninitialised memory."""
         return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
+
+    def allocate(self, specs: Sequence[TensorSpec]) -> Memory:
+        """Return memory for several tensors."""
+        return allocated(self, specs)
 
     def current_stream(self) -> None:
         """Return None: the host has one."""

@@ -17,6 +17,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from penstock.core.numa import node_of_pci
 from penstock.core.units import size_text
 from penstock.device import captures
 from penstock.device.accelerator import STAGED_NBYTES, Accelerator
-from penstock.device.base import CopyPairs, Event, Parts, Registration
+from penstock.device.base import CopyPairs, Event, Memory, Parts, Registration, TensorSpec
 from penstock.device.cuda_driver import (
     NON_BLOCKING,
     PORTABLE,
@@ -86,6 +87,7 @@ class DrivenCuda(Cuda):
         self._context = context
         self._driver = context.driver
         self._contexts = contexts_of(context.driver)
+        self._index: int = device.index
         super().__init__(device)
         assert self._up is not None
         assert self._down is not None
@@ -112,24 +114,34 @@ class DrivenCuda(Cuda):
 
     def current_stream(self) -> int:
         """Return the driver's handle of torch's current stream of this device in this thread."""
-        return _raw_stream(self.torch_device.index)
+        return _raw_stream(self._index)
 
     def record_event(self) -> DriverEvent:
         """Return an event on the current stream."""
         event = self._context.take_event()
-        if result := self._driver.cuEventRecord(event.handle, _raw_stream(self.torch_device.index)):
+        if result := self._driver.cuEventRecord(event.handle, _raw_stream(self._index)):
             self._context.raise_error(result)
         return event
 
-    def wait_event(self, event: Event) -> None:
-        """Make the current stream wait."""
-        handle = _driver_event(event).handle
-        if result := self._driver.cuStreamWaitEvent(_raw_stream(self.torch_device.index), handle, 0):
+    def allocate(self, specs: Sequence[TensorSpec]) -> Memory:
+        """Return memory from torch's caching allocator, on the current stream, with an event on that."""
+        device, empty, stream = self.torch_device, torch.empty_strided, _raw_stream(self._index)
+        tensors = [empty(size, stride, dtype=dtype, device=device) for size, stride, dtype in specs]
+        event = self._context.take_event()
+        if result := self._driver.cuEventRecord(event.handle, stream):
             self._context.raise_error(result)
+        return Memory(tensors, event, stream)
+
+    def wait_event(self, event: Event) -> int:
+        """Make the current stream wait."""
+        stream, own = _raw_stream(self._index), cast(DriverEvent, event)
+        if result := self._driver.cuStreamWaitEvent(stream, own.handle, 0):
+            self._context.raise_error(result)
+        return stream
 
     def upload(self, copies: CopyPairs, after: Event) -> Event:
         """Copy on the upload stream; what is neither page-locked nor small goes by way of torch's pinned memory."""
-        event, h2d, side = _driver_event(after), self._driver.cuMemcpyHtoDAsync_v2, self._side
+        event, h2d, side = cast(DriverEvent, after), self._driver.cuMemcpyHtoDAsync_v2, self._side
         result = self._driver.cuStreamWaitEvent(side, event.handle, 0)
         others: list[tuple[torch.Tensor, torch.Tensor]] = []
         for there, source in copies:
@@ -141,15 +153,21 @@ class DrivenCuda(Cuda):
             with self._on(self._up):
                 for there, source in others:
                     there.copy_(self._page_locked(source), non_blocking=True)
-        return self._recorded(event, result)
+        if result := result or self._driver.cuEventRecord(event.handle, side):
+            self._context.raise_error(result)
+        return event
 
     def upload_parts(self, tensors: Sequence[torch.Tensor], address: int, parts: Parts, after: Event) -> Event:
         """Copy on the upload stream: one call of the driver for each tensor."""
-        event, h2d, side = _driver_event(after), self._driver.cuMemcpyHtoDAsync_v2, self._side
-        result = self._driver.cuStreamWaitEvent(side, event.handle, 0)
+        driver, side, handle = self._driver, self._side, cast(DriverEvent, after).handle
+        result = driver.cuStreamWaitEvent(side, handle, 0)
         for tensor, (offset, nbytes) in zip(tensors, parts, strict=True):
-            result = result or h2d(tensor.data_ptr(), address + offset, nbytes, side)
-        return self._recorded(event, result)
+            result = result or driver.cuMemcpyHtoDAsync_v2(tensor.data_ptr(), address + offset, nbytes, side)
+        # Recorded again, behind the copies: what waits for it already waits for where it was recorded before
+        # (cuStreamWaitEvent, "captures the contents of hEvent at the time of this call").
+        if result := result or driver.cuEventRecord(handle, side):
+            self._context.raise_error(result)
+        return after
 
     def download(self, copies: CopyPairs) -> Event:
         """Copy on the download stream, so that results do not queue behind batches."""
@@ -196,15 +214,6 @@ class DrivenCuda(Cuda):
             event.close()
         return None
 
-    def _recorded(self, event: DriverEvent, result: int) -> DriverEvent:
-        """Record an event again, behind the copies; what waits for it already waits for where it was recorded before.
-
-        Source: cuStreamWaitEvent, "captures the contents of hEvent at the time of this call".
-        """
-        if result := result or self._driver.cuEventRecord(event.handle, self._side):
-            self._context.raise_error(result)
-        return event
-
     def _new_stream(self) -> torch.Stream | None:
         """Return a stream of its own: torch's come from a pool, where the user gets the same ones again."""
         stream = ctypes.c_void_p()
@@ -232,11 +241,6 @@ def _handle_of(stream: torch.Stream) -> int:
         stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
     ).cuda_stream
     return found
-
-
-def _driver_event(event: Event) -> DriverEvent:
-    assert isinstance(event, DriverEvent), "an event of another device"
-    return event
 
 
 def blas_workspace_nbytes(device: torch.device) -> int:

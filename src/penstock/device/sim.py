@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from penstock.core.units import round_up, size_text, to_nbytes
-from penstock.device.base import CopyPairs, Event, Parts, TensorSpec, host_parts
+from penstock.device.base import CopyPairs, Event, Memory, Parts, TensorSpec, allocated, host_parts
 from penstock.device.sim_engine import Engine, SimEvent, SimMark, SimStream
 
 POISON = 0xA5
@@ -153,6 +153,10 @@ class Sim:
         flat = torch.frombuffer(view, dtype=spec.dtype, count=spec.size.numel())
         return flat.as_strided(spec.size, spec.stride)
 
+    def allocate(self, specs: Sequence[TensorSpec]) -> Memory:
+        """Return memory for several tensors."""
+        return allocated(self, specs)
+
     def current_stream(self) -> SimStream:
         """Return `consumer`."""
         return self.consumer
@@ -189,12 +193,13 @@ class Sim:
             ctypes.memset(destination.data_ptr(), POISON, destination.nbytes)
         return self._copy(self._down, copies)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> SimStream:
         """Make the consumer's stream wait; with `eager`, the host as well."""
         self._check_not_captured()
         self._submit_wait(self.consumer, event)
         if self._eager:
             self.record_event().synchronize()
+        return self.consumer
 
     def register(self, memory: memoryview) -> SimRegistration | None:
         """Let copies read this memory when the engine runs them, rather than when they are submitted."""

@@ -120,7 +120,7 @@ class BatchCursor(Iterator[Any]):
     ) -> None:
         self._order = order
         self._is_known = order.is_known
-        self._draws_ahead = draws_ahead
+        self._notes_drawn = draws_ahead and not order.is_known
         self._handed_out = handed_out
         self._notes_blocks = False
         """Whether batches are cut from blocks that `handed_out` has been given, and come in their order."""
@@ -164,7 +164,7 @@ class BatchCursor(Iterator[Any]):
             self._note_indices(batch)
         self._number += 1
         self._drawn += len(batch) if self._makes_batches else 1
-        if self._draws_ahead:
+        if self._notes_drawn:
             self._order.note_drawn(self._place(self._drawn))
         return batch.tolist() if type(batch) is np.ndarray and self._is_known else batch
 

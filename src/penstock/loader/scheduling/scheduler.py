@@ -237,7 +237,9 @@ class Scheduler:
         """Send batches until as many are under way as there may be, or `most`."""
         dispatch, window, drawn = self._dispatch, self._window, self._drawn
         limit = 1 if self.scaling_pool.is_absent else dispatch.window()
-        while not self._exhausted and window.under_way + drawn.failures < (limit if most is None else min(limit, most)):
+        if most is not None and most < limit:
+            limit = most
+        while not self._exhausted and window.under_way + drawn.failures < limit:
             if not drawn.waiting and not drawn.draw():
                 self._exhausted = True
                 break
@@ -253,25 +255,24 @@ class Scheduler:
 
     def _send(self, slot: Slot | None, limit: int) -> bool:
         """Send the batch that was drawn first; return whether a worker may have it now."""
-        worker = None
-        if self._dispatch.mode != "demand":
-            worker = self._dispatch.next_taker(in_order=self._in_order, most=limit)
+        worker, dispatch, window = None, self._dispatch, self._window
+        if dispatch.mode != "demand":
+            worker = dispatch.next_taker(in_order=self._in_order, most=limit)
             if worker is None:
-                self._exhausted = not any(self._dispatch.active)
+                self._exhausted = not any(dispatch.active)
                 if slot is not None:
                     self._ring.release(slot)
                 return False
-            self._dispatch.load[worker] += 1
-        batch = Batch(self._window.next_number, self._drawn.waiting.popleft(), slot, worker)
-        self._window.add(batch)
+            dispatch.load[worker] += 1
+        batch = Batch(window.next_number, self._drawn.waiting.popleft(), slot, worker)
+        window.add(batch)
         self._submit(batch, batch.indices, worker)
         return True
 
     def _submit(self, batch: Batch, indices: Any, worker: int | None) -> None:
         batch.tasks_left += 1
-        self._seq += 1
-        task = Task(self._seq, batch.number, indices, batch.slot, worker, batch)
-        task.epoch_seed = self._epoch_seed
+        self._seq = seq = self._seq + 1
+        task = Task(seq, batch.number, indices, batch.slot, worker, batch, self._epoch_seed)
         if self._shards and worker is not None:
             self._assign_shard(task, worker)
         if self.scaling_pool.is_absent:

@@ -134,14 +134,14 @@ class SlotOpener(Opener):
         slot, envelope = batch.slot, batch.envelope
         if slot is not None and slot.locked_nbytes and envelope is not None:
             plan = self.plans.of(envelope)
-            copies = None if plan is None else self._copies_of(plan)
+            copies = None if plan is None else (plan.on_device or self._look_at(plan))[0]
             if copies is not None and copies.end <= slot.locked_nbytes:
                 self.count(batch)
                 return InSlot(copies, slot, self.ring)
         return super().open(batch)
 
-    def _copies_of(self, plan: Plan) -> CopyPlan | None:
-        if plan.on_device is None:
-            plan.on_device = (CopyPlan(plan) if is_copyable(plan) else None,)
-        found: CopyPlan | None = plan.on_device[0]
+    @staticmethod
+    def _look_at(plan: Plan) -> tuple[CopyPlan | None]:
+        found = (CopyPlan(plan) if is_copyable(plan) else None,)
+        plan.on_device = found
         return found

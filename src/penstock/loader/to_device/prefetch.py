@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from penstock.core.tree import map_leaves, tensors
-from penstock.device.base import Device, Event, Mark, TensorSpec
+from penstock.device.base import Device, Event, Mark, Memory, TensorSpec
 from penstock.device.oom import is_out_of_memory
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
@@ -57,26 +57,17 @@ class HostBatches(Protocol):
         ...
 
 
-class _Memory(NamedTuple):
-    """Where a batch will be on the device."""
-
-    layout: Hashable
-    """What it was allocated for: a plan, or the specs of tensors."""
-    tensors: list[torch.Tensor]
-    free: Event
-    """Behind everything that may still use it."""
-    stream: object
-    """The consumer's, that it was allocated on."""
-
-
 class _Arrival(NamedTuple):
     """A batch whose copy is under way."""
 
     host: Any
     """An `InSlot`, or the host batch."""
-    memory: _Memory
-    leaves: list[torch.Tensor]
-    """Of the host batch, those that `memory` has the destinations of."""
+    tensors: list[torch.Tensor]
+    """Where it will be on the device."""
+    stream: object
+    """The consumer's, that they were allocated on."""
+    leaves: Sequence[torch.Tensor]
+    """Of the host batch, those that `tensors` are the destinations of."""
     event: Event
     consumed: Sequence[Consumed]
     nbytes: int
@@ -141,7 +132,8 @@ class Prefetcher:
         """Of the batch that was sent last."""
         self._consumed_of = consumed_of
         self.consumed: Sequence[Consumed] = ()
-        self._reserved: _Memory | None = None
+        self._reserved: tuple[Hashable, Memory] | None = None
+        """Memory for the batch that comes next, if it has the same layout."""
         self._marks: tuple[Mark, Mark] | None = None
         """Around the consumer's wait for a copy, until both have passed."""
 
@@ -175,6 +167,7 @@ class Prefetcher:
         self._reserved = self._error = None
         self._marks = None
         self.in_flight.close()
+        self._counters.uploading_nbytes = 0
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -189,26 +182,24 @@ class Prefetcher:
         counters.uploads += 1
         if self._marks is not None:
             self._count_wait(*self._marks)
-        if counters.uploads % _TIMED_EVERY == 9:
-            self._wait_timed(arrival.event)
-        else:
-            device.wait_event(arrival.event)
-        host, memory = arrival.host, arrival.memory
-        if memory.stream != device.current_stream():
-            for tensor in memory.tensors:
+        is_timed = counters.uploads % _TIMED_EVERY == 9
+        stream = self._wait_timed(arrival.event) if is_timed else device.wait_event(arrival.event)
+        host, tensors = arrival.host, arrival.tensors
+        if arrival.stream != stream:
+            for tensor in tensors:
                 device.record_use(tensor)
         if type(host) is InSlot:
-            batch = host.plan.build(memory.tensors)
+            batch = host.plan.build(tensors)
             host.ring.free_after(host.slot, arrival.event)
         else:
             batch = self._move(arrival)
+        counters.uploading_nbytes -= arrival.nbytes
         self._look_ahead()
-        counters.uploading_nbytes = sum([one.nbytes for one in self._arriving])
         return batch
 
     def _move(self, arrival: _Arrival) -> Any:
         """Return a host batch with what the device has in place of its leaves, and keep it until it may die."""
-        moved = dict(zip(map(id, arrival.leaves), arrival.memory.tensors, strict=True))
+        moved = dict(zip(map(id, arrival.leaves), arrival.tensors, strict=True))
         batch = map_leaves(lambda leaf: self._on_device(leaf, moved), arrival.host)
         event = arrival.event
         if _has_movers(arrival.host):  # behind what these have started on the consumer's stream
@@ -217,13 +208,14 @@ class Prefetcher:
         self._leaving.append((arrival.host, event))
         return batch
 
-    def _wait_timed(self, event: Event) -> None:
+    def _wait_timed(self, event: Event) -> object:
         """Have the consumer wait for `event`, between two marks."""
         before = self._device.mark()
-        self._device.wait_event(event)
+        stream = self._device.wait_event(event)
         after = self._device.mark()
         if before is not None and after is not None:
             self._marks = before, after
+        return stream
 
     def _count_wait(self, before: Mark, after: Mark) -> None:
         if after.query():
@@ -254,46 +246,42 @@ class Prefetcher:
                 del error  # a reference cycle otherwise: error, traceback, this frame
 
     def _has_budget(self) -> bool:
-        under_way = [arrival.nbytes for arrival in self._arriving]
-        return sum(under_way) + max(under_way) <= self._budget
+        """Return whether another batch as large as the largest on its way may be copied, too."""
+        return self._counters.uploading_nbytes + max(one.nbytes for one in self._arriving) <= self._budget
 
     def _reserve(self) -> None:
         if self._reserved is None and self._layout is not None:
-            self._reserved = self._allocate(self._layout)
+            self._reserved = self._layout, self._allocate(self._layout)
 
-    def _take_memory(self, layout: Hashable) -> _Memory:
+    def _take_memory(self, layout: Hashable) -> Memory:
         reserved, self._reserved, self._layout = self._reserved, None, layout
-        if reserved is None:
-            return self._allocate(layout)
-        if reserved.layout == layout:
-            return reserved
-        reserved.free.close()
+        if reserved is not None:
+            if reserved[0] == layout:
+                return reserved[1]
+            reserved[1].free.close()
         return self._allocate(layout)
 
-    def _allocate(self, layout: Any) -> _Memory:
-        specs = layout.specs if type(layout) is CopyPlan else layout
-        device = self._device
-        return _Memory(layout, [*map(device.empty, specs)], device.record_event(), device.current_stream())
+    def _allocate(self, layout: Any) -> Memory:
+        return self._device.allocate(layout.specs if type(layout) is CopyPlan else layout)
 
     def _send(self, host: Any) -> None:
+        leaves: Sequence[torch.Tensor] = ()
         if type(host) is InSlot:
-            self._send_slot(host)
-            return
-        leaves = [leaf for leaf in tensors(host) if _is_copied(leaf)]
-        memory = self._take_memory(tuple(map(TensorSpec.of, leaves)))
-        event = self._device.upload(list(zip(memory.tensors, leaves, strict=True)), memory.free)
-        nbytes = sum(tensor.nbytes for tensor in memory.tensors)
-        self._arriving.append(_Arrival(host, memory, leaves, event, self._consumed_of(), nbytes))
-
-    def _send_slot(self, host: InSlot) -> None:
-        plan, slot, ring = host
-        try:
-            memory = self._take_memory(plan)
-        except BaseException:
-            ring.release(slot)
-            raise
-        event = self._device.upload_parts(memory.tensors, slot.address, plan.parts, memory.free)
-        self._arriving.append(_Arrival(host, memory, [], event, self._consumed_of(), plan.nbytes))
+            plan, slot, ring = host
+            try:
+                found, free, stream = self._take_memory(plan)
+            except BaseException:
+                ring.release(slot)
+                raise
+            event = self._device.upload_parts(found, slot.address, plan.parts, free)
+            nbytes = plan.nbytes
+        else:
+            leaves = [leaf for leaf in tensors(host) if _is_copied(leaf)]
+            found, free, stream = self._take_memory(tuple(map(TensorSpec.of, leaves)))
+            event = self._device.upload(list(zip(found, leaves, strict=True)), free)
+            nbytes = sum(tensor.nbytes for tensor in found)
+        self._arriving.append(_Arrival(host, found, stream, leaves, event, self._consumed_of(), nbytes))
+        self._counters.uploading_nbytes += nbytes
 
     def _on_device(self, leaf: Any, moved: dict[int, torch.Tensor]) -> Any:
         """Return what the device has in place of a leaf of the host batch."""

@@ -43,8 +43,13 @@ class Slot:
     locked_nbytes: int = 0
     address: int = 0
     """Of its page-locked memory."""
+    place: tuple[bool, int, int, int] = field(init=False)
+    """As tasks have it: that there is a slot, its segment, offset and size."""
     readers: list[ForkedReaders] = field(default_factory=list)
     """Processes that were forked while the user held it."""
+
+    def __post_init__(self) -> None:
+        self.place = True, self.segment, self.offset, self.nbytes
 
     def is_read_by_forks(self) -> bool:
         """Return whether a process that was forked while the user held the slot still lives."""

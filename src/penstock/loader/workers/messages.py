@@ -42,9 +42,10 @@ BATCH, ENDED, EMPTY, FAILED, CANCELLED = range(5)
 def pack_task(task: Task, epoch: int) -> bytes:
     """Return the bytes of a task."""
     slot = task.slot
-    place = (True, slot.segment, slot.offset, slot.nbytes) if slot is not None else _NO_SLOT
-    head = TASK.pack(task.seq, epoch, *place, task.shard, task.epoch_seed or 0, task.wants_state)
-    return head + pickle.dumps(task.indices, 5)
+    place = slot.place if slot is not None else _NO_SLOT
+    return TASK.pack(task.seq, epoch, *place, task.shard, task.epoch_seed, task.wants_state) + pickle.dumps(
+        task.indices, 5
+    )
 
 
 def task_seq(message: bytes) -> int:

@@ -27,12 +27,11 @@ class Task:
         slot: where the batch is to lie, if it is large enough.
         worker: the worker that must make it; None when any free one may.
         destination: the scheduler's own: the batch that the result belongs to. Never leaves the training process.
+        epoch_seed: what the randomness of its samples depends on; see `sample_seed`.
     """
 
     shard: int = 0
     """Of an iterable dataset: the position of its shard in the round of shards."""
-    epoch_seed: int | None = None
-    """What the randomness of its samples depends on; see `sample_seed`."""
     wants_state: bool = False
     """Whether the result must carry the state of the shard after it."""
     cancelled: bool = False
@@ -46,6 +45,7 @@ class Task:
         slot: Slot | None = None,
         worker: int | None = None,
         destination: Any = None,
+        epoch_seed: int = 0,
     ) -> None:
         self.seq = seq
         self.batch = batch
@@ -53,6 +53,7 @@ class Task:
         self.slot = slot
         self.worker = worker
         self.destination = destination
+        self.epoch_seed = epoch_seed
 
 
 class TaskResult:
