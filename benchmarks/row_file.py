@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.core.atomic_write import write_text_atomic
+from penstock.observe.atomic_write import write_text_atomic
 
 UNFINISHED = 3
 """The exit code of a program whose time was over before all rows were there."""
