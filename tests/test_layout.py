@@ -54,6 +54,7 @@ NOT_OURS = {
     "_base",
     "_buffers",
     "_endpoint",
+    "_index_sampler",
     "_indices",
     "_iterator",
     "_registry",

@@ -35,6 +35,10 @@ ALLOWED = {
     "data/mixture.py": ("shared memory of penstock's", {"self._memory.__reduce__"}),
     "data/sample_cache/sample_cache.py": ("shared memory of penstock's", {"self._memory.__reduce__"}),
     "launch/program.py": ("a module", {"main.__dict__"}),
+    "loader/dataloader.py": ("a module", {"vars(torch_module)"}),
+    "loader/fallback.py": ("classes", {"vars(_BASE)", "vars(kind)", "vars(one)", "vars(owner)"}),
+    "loader/iterator.py": ("penstock's iterators", {"vars(new)"}),
+    "loader/to_device/pinning.py": ("a module", {"vars(torch_module)"}),
     "loader/factory.py": ("an object of a batch", {"copy.deepcopy(leaf)"}),
     "loader/sampling/unknown_order.py": (
         "a state, not what has it",
