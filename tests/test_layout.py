@@ -60,6 +60,7 @@ NOT_OURS = {
     "_registry",
     "_scale",
     "_schema",
+    "_shutdown_workers",
     "_snapshot",
     "_values",
     "_version",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch.utils.data._utils.collate import collate
 from penstock import DataLoader
 from penstock.loader.collate import fast_map
 from penstock.loader.sampling.index_batches import index_batches
+from penstock.loader.scheduling.batch_bytes import BatchBytes
 
 Point = namedtuple("Point", "x y")
 
@@ -137,3 +138,20 @@ def test_samples_that_wait_are_counted_as_asleep(workers: int) -> None:
     list(loader)
     stages = loader.statistics().stages
     assert 0 < stages.asleep_s <= stages.fetch_s + stages.collate_s
+
+
+class Looked(UserDict[str, Any]):
+    """Counts how often its values are asked for."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        self.looks += 1
+        return super().values()
+
+
+def test_batches_without_a_tensor_are_looked_through_ever_less_often_and_a_later_tensor_is_found() -> None:
+    batch_bytes, texts = BatchBytes(), Looked(a="text", b=1)
+    assert {batch_bytes.of(texts) for _ in range(200)} == {0}
+    assert texts.looks <= 10
+    assert [batch_bytes.of({"a": torch.zeros(2, 3)}) for _ in range(70)][-1] == 24

@@ -15,7 +15,8 @@ _SEQUENCES = list, tuple
 class BatchBytes:
     """Returns the bytes of the tensors and arrays in batches, without looking through numbers and text.
 
-    Of batches of many parts, ever fewer are looked at, at least one in `_LONGEST`; others count as the last of them.
+    Of batches of many parts, and of those without a tensor, ever fewer are looked at, at least one in `_LONGEST`;
+    others count as the last of them.
     """
 
     _MANY = 16
@@ -34,12 +35,14 @@ class BatchBytes:
             return self._last
         self._parts = 0
         self._last = self._look(batch, 4)
-        if self._parts > self._MANY:
+        if self._parts > self._MANY or not self._last:
             self._left = self._between = min(2 * self._between + 1, self._LONGEST)
         return self._last
 
     def _look(self, batch: Any, depth: int) -> int:
         self._parts += 1
+        if type(batch) is dict:  # before `Mapping`, of which asking takes a microsecond
+            batch = [*batch.values()]
         if not isinstance(batch, _SEQUENCES):  # asked first, for this is done for every batch
             if isinstance(batch, torch.Tensor):
                 return batch.nbytes if batch.layout is torch.strided else 0
