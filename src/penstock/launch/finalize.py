@@ -12,7 +12,6 @@ from pathlib import Path
 from penstock.core.errors import OptionError, PenstockError
 from penstock.launch.outputs import Outputs
 from penstock.launch.run_folder import previous_run_file
-from penstock.observe.doctor.causes import findings_of_run
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.meters import nvml
 from penstock.observe.meters.clock import Clock
@@ -34,7 +33,10 @@ def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None
         is_last: whether no other rank runs. Otherwise nothing is printed, and the files are replaced when the other
             ranks end.
     """
-    record = replace(record, findings=findings_of_run(record))
+    if record.loaders:
+        from penstock.observe.doctor.causes import findings_of_run  # no program must wait for it at its start
+
+        record = replace(record, findings=findings_of_run(record))
     if is_last and not outputs.quiet:
         sys.stdout.flush()
         print(
