@@ -71,7 +71,7 @@ class Source(NumberedSamples):
 
         Raises:
             OptionError: an argument is out of range, or the samples are others in each epoch.
-            SourceError: the file is something else, or has other samples.
+            SourceError: the file is something else, another user's, or has other samples.
             TransportError: there is no shared memory.
         """
         if after not in ("decode", "map"):
@@ -270,7 +270,10 @@ def cached(
     - "disk": in the file `path`, on a disk of this machine. It stays, and several programs and ranks may use and fill
       it at the same time. It holds samples of one dataset: a file of one with another class, length, code, indices, or
       with other or changed local files is refused. Also, each process makes two samples anew, and compares them. A
-      path in /dev/shm is memory that ranks share; it stays until it is removed, too.
+      path in /dev/shm is memory that ranks share; it stays until it is removed, too. The file is this user's alone.
+
+    Samples are plain: tensors, NumPy arrays and scalars, numbers, text, bytes, dates, paths, Pillow images, and lists,
+    tuples and dicts of these. Caches hold no pickle: anything else is refused.
 
     Args:
         dataset: with `__len__` and `__getitem__`. A source that `penstock.open` returns is cached before the functions
@@ -288,9 +291,9 @@ def cached(
 
     Raises:
         OptionError: the dataset is iterable or has a state, its samples are random, or an argument is out of range.
-        SourceError: the file is something else, or has other samples.
+        SourceError: the file is something else, another user's, or has other samples.
         TransportError: there is no shared memory.
-        UnpicklableError: a sample cannot be pickled.
+        UnpicklableError: a sample has something else in it.
 
     >>> import penstock
     >>> squares = penstock.cached([number * number for number in range(10)], "ram", limit="1MiB")

@@ -10,6 +10,7 @@ import pickle
 import random
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from nested_equal import assert_same
+from other_users import NOBODY, needs_root
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -524,6 +526,58 @@ class Named(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return int(np.load(self.paths[index])[0])
+
+
+class Runs:
+    """Its pickle fails the test that loads it."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was run",)
+
+
+def test_a_pickle_in_a_file_is_not_run(tmp_path: Path) -> None:
+    penstock.cached(Pictures(), "disk", path=tmp_path / "a", limit="1MiB")[5]
+    content = pickle.dumps(Runs())
+    head = np.array([0, len(content)], "<i8").tobytes()
+    file = sample_file.SampleFile(partial(os.open, tmp_path / "a", os.O_RDWR), 0, COUNT, "a")
+    file.limit_nbytes = 1 << 20
+    file.add(5, [head + content], instead_of=file.entry(5), has_crc=True)
+    with pytest.raises((SourceError, ValueError)):
+        penstock.cached(Pictures(), "disk", path=tmp_path / "a")[5]
+
+
+@needs_root
+def test_a_file_of_another_user_is_refused_and_left(tmp_path: Path) -> None:
+    for put in ("whole", "empty"):
+        path = tmp_path / put
+        path.touch()
+        if put == "whole":
+            penstock.cached(Pictures(), "disk", path=path, limit="1MiB")[5]
+        os.chown(path, NOBODY, NOBODY)
+        before = path.read_bytes()
+        with pytest.raises(SourceError, match="belongs to another user"):
+            penstock.cached(Pictures(), "disk", path=path, limit="1MiB")
+        assert path.read_bytes() == before
+
+
+def test_a_file_is_this_users_alone_and_no_link_is_followed(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        penstock.cached(Pictures(), "disk", path=tmp_path / "a", limit="1MiB")[5]
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "mine").touch()
+    (tmp_path / "b").symlink_to("mine")
+    (tmp_path / "c").symlink_to("new")
+    for name in ("b", "c"):
+        with pytest.raises(SourceError, match="is a link"):
+            penstock.cached(Pictures(), "disk", path=tmp_path / name, limit="1MiB")
+    assert not (tmp_path / "mine").read_bytes()
+    assert not (tmp_path / "new").exists()
+    os.mkfifo(tmp_path / "d")
+    with pytest.raises(SourceError, match="no ordinary file"):
+        penstock.cached(Pictures(), "disk", path=tmp_path / "d", limit="1MiB")
 
 
 def test_data_that_changed_under_the_same_dataset_is_noticed(tmp_path: Path) -> None:

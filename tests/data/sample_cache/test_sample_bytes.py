@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from collections import namedtuple
+import decimal
+import math
+import pathlib
+import pickle
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,12 @@ SAMPLES = [
     torch.arange(6).view(2, 3),
     {"x": torch.rand(3, 4).t(), "label": 3, "name": "ä", "raw": b"\0", "none": None, "flag": True},
     (torch.zeros(()), [torch.ones(2, dtype=torch.bfloat16), torch.empty(0, 3)], 0.5),
-    Pair(torch.ones(1, requires_grad=True), datetime.date(2020, 1, 1)),
+    (torch.ones(1, requires_grad=True), datetime.date(2020, 1, 1), datetime.timedelta(-3, 5, 7)),
+    (datetime.datetime(2020, 1, 1, 2, tzinfo=datetime.UTC), datetime.time(1, 2), decimal.Decimal("1.50"), 2 - 3j),
+    {1: "one", None: 2.5, (1, "a"): [[], {}, ()], "\ud83d\ude00": "\ud83d", "": pathlib.Path("/a/b")},
+    ([*range(100)], [0.1] * 100, [1 << 70] * 100, [True] * 100, [1, 2.5, "three", None], -0.0, math.inf),
+    {"list": ["tensor", "int64"], "dict": [["bytes"]]},
+    {"boxes": [{"box": [1.5, 2.0], "id": 7}] * 3},
     [torch.arange(10)[::3], torch.zeros(1).expand(4), torch.tensor([1j]).conj()],
     7,
     None,
@@ -41,8 +50,14 @@ def test_arrays_keep_their_dtype_and_order() -> None:
     for array in (
         np.arange(6.0).reshape(2, 3).T,
         np.array(["a", "bc"]),
-        np.array([{}, 1], object),
+        np.array([(1, 2.5)], [("a", "i4"), ("b", "f8", (1,))]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.arange(6, dtype=">i2"),
+        np.zeros((0, 3), "f2"),
+        np.array(5.0),
         np.float32(2),
+        np.datetime64("2020-01-01T00:00:05", "ns"),
+        np.str_(""),
     ):
         back = again([array, {"x": array}])
         np.testing.assert_array_equal(back[0], array)
@@ -51,8 +66,12 @@ def test_arrays_keep_their_dtype_and_order() -> None:
 
 def test_pictures_of_pillow_come_back() -> None:
     image = pytest.importorskip("PIL.Image")
-    picture = image.effect_noise((9, 7), 20).convert("RGB")
-    assert again((picture, 1))[0].tobytes() == picture.tobytes()
+    for mode in ("RGB", "L", "1", "F", "I;16", "RGBA", "CMYK", "P"):
+        picture = image.effect_noise((9, 7), 20).convert(mode)
+        picture.info["dpi"] = (72, 72)
+        back = again((picture, 1))[0]
+        assert (type(back), back.mode, back.size, back.info) == (image.Image, mode, (9, 7), {"dpi": (72, 72)})
+        assert (back.tobytes(), back.getpalette()) == (picture.tobytes(), picture.getpalette())
 
 
 def test_tensors_can_be_resized_and_keep_alive_nothing_but_themselves() -> None:
@@ -62,6 +81,42 @@ def test_tensors_can_be_resized_and_keep_alive_nothing_but_themselves() -> None:
     assert again(torch.zeros(2, 2).numpy()).flags.writeable
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
-    with pytest.raises(UnpicklableError, match=r"sample 4 \(dict\) cannot be cached"):
-        encode({"f": lambda: 0}, 4)
+REFUSED = [
+    (lambda: 0, "builtins.function"),
+    (Pair(1, 2), r"test_sample_bytes\.Pair"),
+    (OrderedDict(), "collections.OrderedDict"),
+    ({1, 2}, "builtins.set"),
+    (np.array([{}, 1], object), "of the dtype object"),
+    (torch.eye(2).to_sparse(), r"torch\.sparse_coo.*to_dense"),
+    (torch.ones(1, requires_grad=True) * 2, "detach"),
+    (torch.nn.Parameter(torch.ones(1)), "nn.parameter.Parameter"),
+    (10**5000, "limit"),
+    (decimal.Decimal("nan"), "the Decimal"),
+]
+
+
+@pytest.mark.parametrize(("value", "reason"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_not_kept_is_refused_with_its_type(value: Any, reason: str) -> None:
+    for sample in (value, [{"x": (value,)}]):
+        with pytest.raises(UnpicklableError, match=rf"sample 4 \(\w+\) cannot be cached: .*{reason}.* A cache keeps"):
+            encode(sample, 4)
+
+
+def test_a_circle_of_containers_is_refused() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(UnpicklableError, match="cannot be cached"):
+        encode(circle, 4)
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was run",)
+
+
+@pytest.mark.parametrize("skeleton", [pickle.dumps(Runs()), b'["Runs"]', b'["tensor","load",[1],null,false]', b"[{}]"])
+def test_bytes_that_another_has_made_run_no_code(skeleton: bytes) -> None:
+    head = np.array([1, len(skeleton), 8], "<i8").tobytes()
+    content = np.frombuffer(bytearray(head + skeleton + bytes(200)), np.uint8)
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        decode(content)

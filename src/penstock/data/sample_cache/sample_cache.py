@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, SourceError, TransportError
 from penstock.core.host import available_nbytes
+from penstock.core.private_files import open_file
 from penstock.core.random_states import OF_SAMPLES, draw_once, get_states, marks, names_of_drawn, set_states
 from penstock.core.shared_bytes import HEAD_NBYTES, SharedBytes, attached_or_new
 from penstock.core.shared_segment import memfd_works
@@ -170,10 +171,7 @@ class SampleCache:
     def _compare(self, index: int, content: np.ndarray, make: Callable[[], Any]) -> None:
         with self.watching(index, make) as samples:
             samples.append(make())
-        now = encode(samples[0], index)
-        # Both have gone through a pickle then, which tells objects that are one from those that are only equal.
-        is_same = now == content.tobytes() or _again(now, index) == _again(content.tobytes(), index)
-        if not is_same:
+        if encode(samples[0], index) != content.tobytes():
             raise SourceError(
                 f"{self._file.name} has another sample {index} than the dataset makes now: its data or its code have "
                 "changed since, or it makes another one each time; remove the file, or pass another path"
@@ -185,10 +183,6 @@ class SampleCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SampleCache:
         return self
-
-
-def _again(content: bytes, index: int) -> bytes:
-    return encode(decode(np.frombuffer(bytearray(content), np.uint8)), index)
 
 
 # ── one cache for all processes ─────────────────────────────────────────────────────────────────────────────
@@ -241,9 +235,8 @@ def _in_memory(
 
 
 def _on_disk(path: str, places: int, fingerprint: bytes, limit_nbytes: int | None, counts: _Counts) -> SampleCache:
-    flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
-    os.close(os.open(path, flags | os.O_CREAT, 0o644))
-    file = SampleFile(partial(os.open, path, flags), 0, places, path)
+    os.close(open_file(path, os.O_RDWR | os.O_CREAT))
+    file = SampleFile(partial(open_file, path, os.O_RDWR), 0, places, path)
     file.begin(fingerprint)
     if limit_nbytes is None:
         status = os.statvfs(path)

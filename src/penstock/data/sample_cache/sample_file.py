@@ -30,7 +30,7 @@ from penstock.core.walking import walk
 from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _MAGIC = b"penstock samples"
-_VERSION = 2
+_VERSION = 3
 _HEAD = struct.Struct("<16sQQ32s")
 _CRC = struct.Struct("<I")
 _END_AT = 128
