@@ -6,6 +6,7 @@ import io
 import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sample_files import samples_in
 import penstock
 from penstock.core.errors import ExtraError, OptionError, RecordError, SourceError
 from penstock.data.convert import convert
+from penstock.data.storage.event_loop import acquire
 from penstock.data.storage.storage import Storage
 
 ROOTS = {"gcsfs": "gs://bucket", "adlfs": "az://bucket", "huggingface_hub": "hf://datasets/some/bucket"}
@@ -39,6 +41,12 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def store(package: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with _serving(package, monkeypatch) as store:
+        yield store
+
+
+@contextmanager
+def _serving(package: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     import fsspec
 
     with STORES[package]().running() as store:
@@ -119,6 +127,20 @@ def test_a_copy_is_kept_until_the_object_is_another(store: Store, root: str, tmp
     assert {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*0.jsonl")} == copies
     store.objects["c/0.jsonl"] = b'{"x": 2}\n'  # of the same size
     assert read() == [2]
+
+
+def test_the_version_of_an_object_says_whose_it_is(
+    store: Store, root: str, package: str, request: pytest.FixtureRequest
+) -> None:
+    store.objects["a.txt"] = b"ours"
+    (ours,) = Storage().file_versions([f"{root}/a.txt"])
+    acquire().shutdown()  # as another program, which has asked no server before
+    with _serving(package, request.getfixturevalue("monkeypatch")) as other:
+        other.objects["a.txt"] = b"ours"
+        (theirs,) = Storage().file_versions([f"{root}/a.txt"])
+    assert ours.nbytes == theirs.nbytes
+    assert ours.version != theirs.version
+    assert ours.version.partition(" @")[0] == theirs.version.partition(" @")[0]
 
 
 def test_an_object_that_changes_while_it_is_read_is_an_error(store: Store, root: str) -> None:

@@ -28,6 +28,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import SourceError
+from penstock.data.storage.backend import mark_of_server
+from penstock.data.storage.event_loop import acquire
 from penstock.data.storage.storage import Storage, expand_braces, is_remote
 from penstock.data.stream import Shard, Stream
 
@@ -387,9 +389,42 @@ def test_a_listing_goes_on_with_the_page_that_has_failed(s3: Proxy) -> None:
     s3.answer = answer  # type: ignore[method-assign]
     found = QUICK.listed_versions("s3://bucket/t")
     assert {url: (one.nbytes, one.version) for url, one in found.items()} == {
-        f"s3://bucket/{key}": (place, f'"{place}"') for place, key in enumerate(keys) if not key.endswith("/")
+        f"s3://bucket/{key}": (place, f'"{place}"{mark_of_server(s3.url)}')
+        for place, key in enumerate(keys)
+        if not key.endswith("/")
     }
     assert asked == [0, 2, 4]
+
+
+class SameVersions(Files):
+    """A server whose objects have the sizes and ETags of another's, and a listing that says so."""
+
+    def answer(self, method: str, path: str, headers: Any, body: bytes = b"") -> Any:
+        if "list-type" in path:
+            contents = "".join(
+                f'<Contents><Key>{name.removeprefix("/bucket/")}</Key><Size>{len(data)}</Size><ETag>"e"</ETag></Contents>'
+                for name, data in self.files.items()
+            )
+            return 200, {}, f"<ListBucketResult>{contents}</ListBucketResult>".encode()
+        status, told, content = super().answer(method, path, headers, body)
+        return status, {**told, "ETag": '"e"'}, content
+
+
+def test_a_copy_is_of_one_endpoint_whatever_another_has_under_the_same_name(
+    moto: Address, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Size and ETag say nothing of whose object it is: anyone may serve a bucket of the same name with them."""
+    storage = Storage(cache=str(tmp_path / "cache"))
+    for content in (b"ours", b"evil", b"ours"):
+        with SameVersions({"/bucket/t/a.bin": content, "/bucket/t/b.bin": content}).running() as server:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+            listed = storage.listed_versions("s3://bucket/t")
+            assert storage.read("s3://bucket/t/a.bin", 100, listed["s3://bucket/t/a.bin"]) == content
+            assert storage.read("s3://bucket/t/a.bin", 100) == content
+            with storage.open("s3://bucket/t/b.bin") as file:
+                assert file.read() == content
+            assert Path(storage.local("s3://bucket/t/b.bin")).read_bytes() == content
+        acquire().shutdown()  # as another program, which has asked no server before
 
 
 @pytest.mark.parametrize("name", ["plain.txt", "with space+é.txt"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ _VERSION_KEYS = (
     "mtime",
     "created",
 )
+_WHERE = ("endpoint_url", "endpoint_override", "endpoint", "account_url", "account_name", "base", "host", "port")
+"""Attributes and options of filesystems that say which server answers for a URL without one, as gs://bucket/a."""
 _OBJECT_STORES = {"gs", "gcs", "abfs", "memory"}
 """Protocols of fsspec where `cat_file` is one request, whose answer never mixes two versions of an object."""
 
@@ -51,9 +54,18 @@ class FileVersion:
 
     nbytes: int
     version: str
-    """An ETag, or the time of the last change; empty where the storage reports neither."""
+    """An ETag, or the time of the last change, and a mark of the server; empty where the storage reports neither."""
     has_ranges: bool = True
     """Whether the server answers requests for a part of it."""
+
+
+def mark_of_server(endpoint: str) -> str:
+    """Return what makes versions of one server differ from another's, whose bucket may have the same name and ETags.
+
+    >>> mark_of_server("https://s3.amazonaws.com"), mark_of_server("")
+    (' @af78f3f0', '')
+    """
+    return f" @{hashlib.sha256(endpoint.encode()).hexdigest()[:8]}" if endpoint else ""
 
 
 ListedFile = tuple[str, int, str]
@@ -79,7 +91,7 @@ class Backend:
         if info.get("type") == "directory" or info.get("size") is None:
             raise SourceError(f"{redact_url(url)} is no file with a known size")
         version = " ".join(str(info[name]) for name in _VERSION_KEYS if info.get(name))
-        return FileVersion(int(info["size"]), version)
+        return FileVersion(int(info["size"]), version and version + await self._mark(url))
 
     async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
         """Yield bytes `start` to `end` in parts; fewer, if the response was cut."""
@@ -147,6 +159,14 @@ class Backend:
         session = self._session()
         if session is not None:
             await session.close()
+
+    async def _mark(self, url: str) -> str:
+        """Return the mark of the server that answers for a URL; "" where the URL names it."""
+        options = self._fs.storage_options
+        found = {name: getattr(self._fs, name, None) or options.get(name) for name in _WHERE}
+        return mark_of_server(
+            " ".join(f"{name}={value}" for name, value in found.items() if isinstance(value, str | int))
+        )
 
     def _session(self) -> Any:
         """Return the object that owns the connections, if one exists yet."""

@@ -23,7 +23,7 @@ from typing import Any
 from penstock.core.errors import ExtraError, SourceError
 from penstock.core.urls import redact_of, redact_url
 from penstock.data.optional import need
-from penstock.data.storage.backend import MAX_READS, Backend
+from penstock.data.storage.backend import MAX_READS, Backend, mark_of_server
 from penstock.data.storage.event_loop import EventLoopThread
 from penstock.data.storage.http_backend import Http
 from penstock.data.storage.remote_errors import credentials_error
@@ -50,6 +50,9 @@ class Azure(Backend):
         for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
             if (finalizer.peek() or (None,))[0] is fs:
                 finalizer.detach()
+
+    async def _mark(self, url: str) -> str:
+        return mark_of_server(str(self._session().url))
 
     def _session(self) -> Any:
         return self._fs.service_client
@@ -88,6 +91,9 @@ class Hub(Http):
 
     def _path(self, url: str) -> str:
         return url
+
+    async def _mark(self, url: str) -> str:
+        return mark_of_server(str(self._hub.endpoint))
 
     async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         self._hub.invalidate_cache()

@@ -22,7 +22,7 @@ class Http(Backend):
     async def file_version(self, url: str) -> FileVersion:
         """Return a file's size and ETag, or time. Gets its first byte: a signed URL does not permit HEAD."""
         async with self._get(url, 0, 1) as response:
-            version = _file_version(url, response)
+            version = await self._file_version(url, response)
             if version.has_ranges:
                 # aiohttp closes the connection of a response that was not read
                 await self._with_timeout(response.read())
@@ -36,7 +36,7 @@ class Http(Backend):
                 if version.nbytes:
                     raise TransientError("the server answered that the file has no first bytes")
                 return version, b""
-            version = _file_version(url, response)
+            version = await self._file_version(url, response)
             if response.status == 206:
                 _check_range(url, response.headers["Content-Range"], 0, version)
             elif version.has_ranges or version.nbytes > nbytes:
@@ -49,7 +49,7 @@ class Http(Backend):
     async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
         """Yield bytes `start` to `end` in parts; a server without ranges sends all bytes before them, too."""
         async with self._read_slots, self._get(url, start, end if expected.has_ranges else None) as response:
-            if response.status == 416 or _version(response) != expected.version:
+            if response.status == 416 or await self._version(url, response) != expected.version:
                 raise file_changed(url)
             to_skip = 0
             if response.status == 206:
@@ -61,6 +61,23 @@ class Http(Backend):
             while data := await self._with_timeout(response.content.readany()):
                 yield data[to_skip:]
                 to_skip = max(to_skip - len(data), 0)
+
+    async def _file_version(self, url: str, response: Any) -> FileVersion:
+        """Return what a response to a request for the first bytes of a file says of the whole file."""
+        total = response.headers.get("Content-Range", "").rpartition("/")[2]
+        if response.status in (206, 416) and total.isdecimal():
+            return FileVersion(int(total), await self._version(url, response))
+        length = response.headers.get("Content-Length", "")
+        if response.status == 200 and length.isdecimal():
+            return FileVersion(int(length), await self._version(url, response), has_ranges=False)
+        raise SourceError(f"{redact_url(url)}: the server does not report the size of the file; copy it to a disk")
+
+    async def _version(self, url: str, response: Any) -> str:
+        told = str(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
+        return told and told + await self._mark(url)
+
+    async def _mark(self, url: str) -> str:
+        return ""
 
     def _get(self, url: str, start: int, end: int | None) -> AbstractAsyncContextManager[Any]:
         return self._get_url(url, url, {}, start, end)
@@ -84,26 +101,11 @@ class Http(Backend):
         return (*_USUAL_ERRORS, need("aiohttp", "remote").ClientError)
 
 
-def _file_version(url: str, response: Any) -> FileVersion:
-    """Return what a response to a request for the first bytes of a file says of the whole file."""
-    total = response.headers.get("Content-Range", "").rpartition("/")[2]
-    if response.status in (206, 416) and total.isdecimal():
-        return FileVersion(int(total), _version(response))
-    length = response.headers.get("Content-Length", "")
-    if response.status == 200 and length.isdecimal():
-        return FileVersion(int(length), _version(response), has_ranges=False)
-    raise SourceError(f"{redact_url(url)}: the server does not report the size of the file; copy it to a disk")
-
-
 def check_status(url: str, response: Any, code: str = "") -> None:
     """Raise the error for a response that is one."""
     if response.status >= 400 and response.status != 416:
         wait = response.headers.get("Retry-After", "")
         raise http_error(url, response.status, code, wait_s=float(wait) if wait.isdecimal() else 0.0)
-
-
-def _version(response: Any) -> str:
-    return str(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
 
 
 def _check_range(url: str, content_range: str, start: int, expected: FileVersion) -> None:

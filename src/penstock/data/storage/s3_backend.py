@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from penstock.data.optional import need
-from penstock.data.storage.backend import FileVersion, ListedFile
+from penstock.data.storage.backend import FileVersion, ListedFile, mark_of_server
 from penstock.data.storage.http_backend import Http, check_status
 from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.retries import TransientError
@@ -30,6 +30,8 @@ class S3(Http):
     def __init__(self, fs: Any, stall_s: float) -> None:
         super().__init__(fs, stall_s)
         self._clients: set[int] = set()
+        self._marks: dict[str, str] = {}
+        """By bucket."""
         self._listings: dict[str, _Pages] = {}
         self._signers: dict[tuple[str, str], UrlSigner | None] = {}
         """By client, and bucket with the user's arguments; None where the client has to sign each URL itself."""
@@ -43,7 +45,8 @@ class S3(Http):
         if response.get("ContentLength") is None:
             raise TransientError("the server did not report the size of the file")
         changed = response["ResponseMetadata"]["HTTPHeaders"].get("last-modified")
-        return FileVersion(int(response["ContentLength"]), str(response.get("ETag") or changed or ""))
+        told = str(response.get("ETag") or changed or "")
+        return FileVersion(int(response["ContentLength"]), told and told + await self._mark(url))
 
     async def find(self, url: str, known: ListedFolders) -> list[ListedFile]:
         """Return all files below a folder, sorted, with their sizes and ETags.
@@ -63,8 +66,18 @@ class S3(Http):
                 async with self._send(url, client, signed, _headers(client, arguments, "ListObjectsV2")) as response:
                     pages.add(await self._with_timeout(response.content.read()))
         del self._listings[url]
-        found = [(f"{scheme}://{bucket}/{name}", nbytes, version) for name, nbytes, version in sorted(pages.found)]
+        mark = await self._mark(url)
+        found = [
+            (f"{scheme}://{bucket}/{name}", nbytes, version and version + mark)
+            for name, nbytes, version in sorted(pages.found)
+        ]
         return found or await super().find(url, known)
+
+    async def _mark(self, url: str) -> str:
+        bucket = self._fs.split_path(url)[0]
+        if bucket not in self._marks:
+            self._marks[bucket] = mark_of_server((await self._client(bucket)).meta.endpoint_url)
+        return self._marks[bucket]
 
     def _session(self) -> Any:
         return self._fs._s3
