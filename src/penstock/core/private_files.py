@@ -61,7 +61,10 @@ def check_folder(path: str) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     if status.st_uid != _user():
-        raise SourceError(f"{path} belongs to {_owner(status)}, who may change what is in it; choose another folder")
+        raise SourceError(
+            f"{path} belongs to {_owner(status)}, who may change what is in it; choose another folder, or "
+            "one in it that is not there yet"
+        )
     if status.st_mode & _OTHERS_WRITE:
         raise SourceError(
             f"other users may write in {path}; if nobody has, chmod go-w it, else remove it or choose another folder"

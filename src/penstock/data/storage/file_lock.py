@@ -7,13 +7,14 @@ import os
 from types import ModuleType
 
 from penstock.core.errors import SourceError
+from penstock.core.private_files import open_file
 
 
 class LockedFile(io.FileIO):
-    """A file with a shared lock while it is open."""
+    """A file of this user's alone, with a shared lock while it is open."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(path, "rb")
+        super().__init__(open_file(path, os.O_RDONLY), "rb")
         fcntl = _fcntl()
         fcntl.flock(self, fcntl.LOCK_SH)
         self._pid = os.getpid()

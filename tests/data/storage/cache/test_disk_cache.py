@@ -11,11 +11,13 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from other_users import NOBODY, needs_root
 
 from penstock.core.errors import SourceError
 from penstock.data.storage.backend import FileVersion
@@ -319,6 +321,82 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SourceError, match=r"cannot be made in .*; choose another folder: cache="):
         DiskCache(str(tmp_path / "file"), 5000).path("a", 1000, write_body)
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_copies_are_this_users_alone(cache: DiskCache) -> None:
+    cache.path("a", 1000, write_body)
+    with _reading(cache, "b"):
+        modes = {
+            path.relative_to(cache.folder).parts[0]: oct(path.stat().st_mode & 0o777)
+            for path in Path(cache.folder).rglob("*")
+            if path.is_file()
+        }
+    assert modes == dict.fromkeys(("a", "b.read.part", "lock", "leases"), "0o600")
+    folders = [Path(cache.folder), Path(cache.folder, "leases")]
+    assert [oct(folder.stat().st_mode & 0o777) for folder in folders] == ["0o700"] * 2
+
+
+def _reading(cache: DiskCache, name: str) -> PartialCopy:
+    copy = cache.begin_copy(name, 1000, while_reading=True)
+    assert copy is not None
+    return copy
+
+
+def test_a_folder_that_others_may_write_in_is_refused(cache: DiskCache) -> None:
+    keep_copy(cache, "a")
+    os.chmod(cache.folder, 0o777)
+    for use in (lambda: cache.open("a", 1000), lambda: cache.begin_copy("b", 1000)):
+        with pytest.raises(SourceError, match=r"other users may write in .*chmod go-w"):
+            use()
+
+
+def _of_nobody(path: Path) -> None:
+    path.write_bytes(BODY)
+    path.chmod(0o644)
+    os.chown(path, NOBODY, NOBODY)
+
+
+def _link(path: Path) -> None:
+    (path.parent / "mine").write_bytes(BODY)
+    path.symlink_to("mine")
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+    os.chmod(path, 0o600)
+
+
+PUT = [pytest.param(_of_nobody, marks=needs_root), _link, _pipe]
+
+
+@pytest.mark.parametrize("put", PUT)
+def test_a_copy_that_another_user_has_put_there_is_not_read(cache: DiskCache, put: Callable[[Path], None]) -> None:
+    """It may have been put there while others could write in the folder."""
+    keep_copy(cache, "b")
+    put(Path(cache.folder, "a"))
+    with pytest.raises(SourceError, match="remove it"):
+        cache.open("a", 1000)
+
+
+@pytest.mark.parametrize("put", PUT)
+@pytest.mark.parametrize("name", ["a.part", "lock"])
+def test_what_another_user_has_put_in_the_place_of_a_file_is_not_written_to(
+    cache: DiskCache, put: Callable[[Path], None], name: str
+) -> None:
+    Path(cache.folder).mkdir(0o700)
+    place = Path(cache.folder, name)
+    put(place)
+    with pytest.raises(SourceError, match="remove it"):
+        cache.begin_copy("a", 1000)
+    assert not place.is_file() or place.read_bytes() == BODY
 
 
 def test_names_differ_by_version_and_end_as_the_file_does() -> None:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from penstock.core.private_files import make_folder, open_file
+
 FOLDER = "leases"
 _DAY_S = 86_400.0
 _added: set[tuple[str, str]] = set()
@@ -24,8 +26,8 @@ def add(folder: str, name: str) -> None:
     path = os.path.join(folder, FOLDER, _process_id(os.getpid()))
     if (path, name) in _added and os.path.exists(path):
         return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
+    make_folder(os.path.dirname(path))
+    with open(open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8") as file:
         file.write(f"{name}\n")
     _added.add((path, name))
 
@@ -35,7 +37,7 @@ def leased_names(folder: str) -> set[str]:
     found: set[str] = set()
     for path in _leases(folder):
         if _is_living(path):
-            with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+            with suppress(FileNotFoundError), open(open_file(path, os.O_RDONLY), encoding="utf-8") as file:
                 found.update(file.read().splitlines())
     return found
 

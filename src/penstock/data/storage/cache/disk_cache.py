@@ -1,7 +1,7 @@
 """A folder of copies of remote files, shared by all workers, ranks and jobs that use the same folder.
 
-    KEY-NAME              a complete copy; KEY is a hash of the URL, the size and the version, so that a file that
-                          changes at its origin gets another copy
+    KEY-NAME              a complete copy; KEY is a hash of the URL, the size and the version, which has a mark of the
+                          server, so that a file that changes at its origin or is another server's gets another copy
     KEY-NAME.part         a copy being made, locked (flock) by the process that makes it; others wait
     KEY-NAME.read.part    a copy made while a stream reads the file; others read past the cache
     lock                  held while room is made; its 8 bytes are a number of bytes that the copies do not exceed
@@ -14,8 +14,9 @@ names are somebody else's.
 The folder holds at most `nbytes`, unfinished copies included. Each copy is added to the number in the lock; the files
 are listed when that exceeds `nbytes`, and before a process's first copy. To make room, the least recently used copies
 are removed, except those that are open through `DiskCache.open`, which are locked (shared), and those whose path
-`DiskCache.path` gave to a living process. All processes belong to one user. The file system must support locks: local
-ones do, Lustre with -o flock, NFS from version 4.
+`DiskCache.path` gave to a living process. The folder and its files are this user's alone, see `private_files`: copies
+of private files stay private, and what another user has put there is refused. The file system must support locks:
+local ones do, Lustre with -o flock, NFS from version 4.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from penstock.core.errors import SourceError
+from penstock.core.private_files import check_folder, make_folder, open_file
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.cache import cache_leases
 from penstock.data.storage.cache.partial_copy import PartialCopy, translate_errors
@@ -44,6 +46,7 @@ _LOCK = "lock"
 _COPY = re.compile(r"[0-9a-f]{24}-")
 """How the name of a copy begins: what else lies in the folder is the user's, and neither counted nor removed."""
 _MAX_NAME = 100
+_TO_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 _SPARE = 32
 """A full cache makes room for this part of it at once: to list its files for each copy takes longer than the copy."""
 
@@ -90,14 +93,14 @@ class DiskCache:
         path = os.path.join(self.folder, name)
         with translate_errors(path, nbytes):
             try:
+                check_folder(self.folder)
                 file = LockedFile(path)
             except FileNotFoundError:
                 return None
             if os.fstat(file.fileno()).st_size != nbytes:
                 file.close()
                 return None
-            with suppress(PermissionError):  # the file belongs to another user
-                os.utime(file.fileno())
+            os.utime(file.fileno())
         return io.BufferedReader(file)
 
     def path(self, name: str, nbytes: int, write: Callable[[PartialCopy], None]) -> str:
@@ -135,9 +138,9 @@ class DiskCache:
         path = os.path.join(self.folder, name)
         partial_path = path + (_READING if while_reading else "") + _PARTIAL
         with translate_errors(path, nbytes):
-            os.makedirs(self.folder, exist_ok=True)
+            make_folder(self.folder)
             while not _is_complete(path, nbytes):
-                descriptor = os.open(partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                descriptor = open_file(partial_path, os.O_RDWR | os.O_CREAT)
                 if not try_lock(descriptor, waits=not while_reading):
                     os.close(descriptor)
                     return None
@@ -165,7 +168,7 @@ class DiskCache:
 
     def _make_room(self, name: str, nbytes: int, descriptor: int) -> None:
         """Remove unused copies until the new one fits, and take its room."""
-        with open(os.path.join(self.folder, _LOCK), "a+b", buffering=0) as lock:
+        with open(open_file(os.path.join(self.folder, _LOCK), _TO_APPEND), "a+b", buffering=0) as lock:
             try_lock(lock.fileno(), waits=True)
             try:
                 counted = os.pread(lock.fileno(), 8, 0)
@@ -228,9 +231,11 @@ def _is_complete(path: str, nbytes: int) -> bool:
 def _remove_if_unused(path: str) -> bool:
     """Remove a file unless a process has locked it or needs it; return whether its room is free."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_file(path, os.O_RDWR)
     except FileNotFoundError:
         return True
+    except SourceError:  # somebody else's
+        return False
     try:
         if not try_lock(descriptor, waits=False):
             return False
