@@ -146,13 +146,25 @@ def test_a_link_of_this_user_to_a_folder_of_theirs_is_followed(tmp_path: Path) -
     assert not make_folder(str(tmp_path / "folder"))
 
 
+def test_a_folder_that_has_to_be_closed_is_refused_where_others_may_enter_it_and_as_a_link(tmp_path: Path) -> None:
+    assert make_folder(str(tmp_path / "folder"), closed=True)
+    assert not make_folder(str(tmp_path / "folder"), closed=True)
+    (tmp_path / "link").symlink_to("folder")
+    with pytest.raises(SourceError, match="have access to"):
+        make_folder(str(tmp_path / "link"), closed=True)
+    (tmp_path / "folder").chmod(0o710)
+    with pytest.raises(SourceError, match="have access to"):
+        make_folder(str(tmp_path / "folder"), closed=True)
+    assert not make_folder(str(tmp_path / "folder"))
+
+
 @pytest.mark.parametrize(
     ("put", "reason"),
     [
+        pytest.param(_hard_link, "a second name", id="hard link"),
         pytest.param(_link, "neither a file nor a folder", id="link"),
         pytest.param(lambda path: os.mkfifo(path), "neither a file nor a folder", id="pipe"),
         pytest.param(_of_another, "belongs to another user", id="another user", marks=needs_root),
-        pytest.param(lambda path: path.parent.parent.chmod(0o755), "have access to", id="open"),
     ],
 )
 def test_a_tree_with_something_of_others_is_refused(tmp_path: Path, put: Callable[[Path], None], reason: str) -> None:

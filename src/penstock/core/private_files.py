@@ -20,11 +20,15 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY"))
 
 
-def make_folder(path: str) -> bool:
+def make_folder(path: str, *, closed: bool = False) -> bool:
     """Make a folder, and those above it that are missing; return False if it was there, and is this user's.
 
+    Args:
+        path: of the folder.
+        closed: whether one that is there has to be closed to others, and no link.
+
     Raises:
-        SourceError: it is another's, or another may write in it.
+        SourceError: it is another's, or another may write in it or (`closed`) enter it.
         OSError: it cannot be made.
 
     >>> import tempfile
@@ -37,13 +41,17 @@ def make_folder(path: str) -> bool:
         return True
     except FileExistsError:
         check_folder(path)
+        if closed and os.lstat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):  # a link has all of these
+            raise SourceError(
+                f"other users have access to {path}, so what is in it may be theirs; remove it to start over"
+            ) from None
         return False
     except FileNotFoundError:
         parent = os.path.dirname(path.rstrip("/"))
         if not parent or os.path.lexists(parent):
             raise
         make_folder(parent)
-    return make_folder(path)
+    return make_folder(path, closed=closed)
 
 
 def check_folder(path: str) -> None:
@@ -93,22 +101,22 @@ def open_file(path: str, flags: int) -> int:
 
 
 def check_tree(folder: str) -> None:
-    """Check that all in a folder that no other may enter is this user's: files and folders, and no links.
+    """Check that all in a folder that is closed to others is this user's: files and folders, and no links.
 
     Raises:
-        SourceError: another user may enter it, or has left something there.
+        SourceError: another user has left something there.
         OSError: it cannot be looked at.
     """
-    if os.lstat(folder).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise SourceError(f"other users have access to {folder}, so what is in it may be theirs; remove it")
     for inside, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = os.path.join(inside, name)
             status = os.lstat(path)
             if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-                raise SourceError(f"{path} is neither a file nor a folder; remove {folder}")
+                raise SourceError(f"{path} is neither a file nor a folder; remove {folder} to start over")
             if status.st_uid != _user():
-                raise SourceError(f"{path} belongs to {_owner(status)}; remove {folder}")
+                raise SourceError(f"{path} belongs to {_owner(status)}; remove {folder} to start over")
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                raise SourceError(f"{path} has a second name (a hard link); remove {folder} to start over")
 
 
 def _check_file(path: str, status: os.stat_result, *, writes: bool) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import zarr
 from effort import places
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_users import NOBODY, needs_root
 from sample_files import assert_all_same, assert_same, datasets, samples_in, write_samples
 
 from penstock.core.errors import OptionError, RecordError, SourceError, WorkerError
@@ -682,6 +684,93 @@ def do_nothing(context: object) -> None:
 
 def kill_itself(context: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def unfinished(tfrecord: Path, out: Path) -> Path:
+    """Begin a conversion that a failure ends after a segment, and return its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartialFolder, "update", fail_at_the_end(PartialFolder.update))
+        with pytest.raises(SourceError, match="No space left"):
+            convert(tfrecord, out, workers=0, shards=3)
+    return Path(f"{out}.partial")
+
+
+def fail_at_the_end(update: Any) -> Any:
+    def full(folder: PartialFolder, **values: Any) -> None:
+        if "finished" in values:
+            raise OSError(28, "No space left on device")
+        update(folder, **values)
+
+    return full
+
+
+def test_the_folder_of_a_conversion_is_this_users_alone_and_the_result_is_as_ever(
+    tmp_path: Path, tfrecord: Path
+) -> None:
+    before = os.umask(0o022)
+    try:
+        partial = unfinished(tfrecord, tmp_path / "out.tfrecord")
+        assert partial.stat().st_mode & 0o777 == 0o700
+        done = convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
+    finally:
+        os.umask(before)
+    assert done.resumed == 300
+    assert {Path(file).stat().st_mode & 0o777 for file in done.files} == {0o644}
+
+
+def _give(path: Path) -> None:
+    os.chown(path, NOBODY, NOBODY)
+
+
+FOREIGN = [
+    pytest.param(_give, "belongs to another user", id="folder", marks=needs_root),
+    pytest.param(lambda path: path.chmod(0o777), "other users", id="writable"),
+    pytest.param(lambda path: path.chmod(0o755), "other users have access", id="readable"),
+    pytest.param(
+        lambda path: _give(path / "segment-000001"), "belongs to another user", id="segment", marks=needs_root
+    ),
+    pytest.param(lambda path: _give(path / "segment-000001" / "data.tfrecord"), "belongs", id="data", marks=needs_root),
+    pytest.param(lambda path: _give(path / "state.json"), "belongs to another user", id="state", marks=needs_root),
+    pytest.param(lambda path: (path / "new-1").symlink_to("/etc"), "neither a file nor a folder", id="link"),
+    pytest.param(lambda path: os.mkfifo(path / "new-1"), "neither a file nor a folder", id="pipe"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), FOREIGN)
+def test_a_folder_that_another_user_may_have_made_is_not_resumed_and_left_as_it_is(
+    tmp_path: Path, tfrecord: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    partial = unfinished(tfrecord, tmp_path / "out.tfrecord")
+    change(partial)
+    before = sorted(path for path in partial.rglob("*"))
+    with pytest.raises(SourceError, match=reason):
+        convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
+    assert sorted(path for path in partial.rglob("*")) == before
+    assert not list(tmp_path.glob("out-*"))
+
+
+@pytest.mark.parametrize("name", ["lock", "state.json", "new-PID-state.json", "segment-000000"])
+@pytest.mark.parametrize("is_hard", [False, True])
+def test_a_file_elsewhere_is_not_overwritten_through_a_link_in_that_folder(
+    tmp_path: Path, tfrecord: Path, name: str, is_hard: bool
+) -> None:
+    (tmp_path / "mine").write_text("kept")
+    partial = tmp_path / "out.lmdb.partial"
+    partial.mkdir(0o700)
+    link = partial / name.replace("PID", str(os.getpid()))
+    link.hardlink_to(tmp_path / "mine") if is_hard else link.symlink_to(tmp_path / "mine")
+    with pytest.raises(SourceError, match=r"is a link|hard link|neither a file nor"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path, tfrecord: Path) -> None:
+    (tmp_path / "mine").mkdir(0o700)
+    (tmp_path / "mine" / "kept").touch()
+    (tmp_path / "out.lmdb.partial").symlink_to("mine")
+    with pytest.raises(SourceError, match="other users have access"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["kept"]
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path, tfrecord: Path) -> None:

@@ -8,6 +8,10 @@
     lock                locked as long as a process of the conversion lives
 
 Files and folders get their names when all of their bytes are on the disk: what has a name is complete.
+
+The folder is this user's alone (mode 0700), as its name is known to all: where the target's folder is shared, another
+user may have made it before, with links to files of this user in the places that are written to, or with segments of
+other samples. So one that was there is used if nobody else may enter it and all in it is this user's: `private_files`.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.core.private_files import check_tree, make_folder, open_file
 from penstock.data.convert.target import STATE_NAME, files_of, remove, sync
 from penstock.data.storage.file_lock import is_same_file, try_lock
 
@@ -37,14 +42,17 @@ class PartialFolder:
         settings: JSON that must be equal for a conversion to be resumed.
 
     Raises:
-        SourceError: another conversion is running in the folder, or left it with other settings.
+        SourceError: another conversion is running in the folder, or left it with other settings; or another user may
+            have put something there.
     """
 
     def __init__(self, path: str, settings: dict[str, Any]) -> None:
         self.path = path
-        self.lock = _lock_folder(path)
+        self.lock, is_new = _lock_folder(path)
         """A descriptor that locks the folder as long as any process has it open; workers inherit it."""
         try:
+            if not is_new:
+                check_tree(path)
             self.state: dict[str, Any] = read_json(os.path.join(path, STATE_NAME)) or {}
             for name in os.listdir(path):
                 if name != "lock" and (not self.state or name.startswith("new-")):
@@ -103,7 +111,7 @@ def write_json(path: str, value: Any) -> None:
     """Write a file, synced, as a whole or not at all."""
     parent, name = os.path.split(path)
     temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
-    with open(temporary, "w", encoding="utf-8") as file:
+    with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
         json.dump(value, file)
     sync(temporary)
     os.replace(temporary, path)
@@ -124,19 +132,22 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 100 else text[:100] + "..."
 
 
-def _lock_folder(folder: str) -> int:
-    """Lock the folder and return the descriptor; waits for workers that outlive a killed conversion."""
+def _lock_folder(folder: str) -> tuple[int, bool]:
+    """Lock the folder; return the descriptor, and whether the folder is new.
+
+    Waits for workers that outlive a killed conversion.
+    """
     deadline = time.monotonic() + _ORPHANS_S
     path = os.path.join(folder, "lock")
     while True:
         try:
-            os.makedirs(folder, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            is_new = make_folder(folder, closed=True)
+            lock = open_file(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise SourceError(f"{folder}, where the conversion works, cannot be created: {error}") from error
         is_locked = try_lock(lock, waits=False)
         if is_locked and is_same_file(lock, path):
-            return lock
+            return lock, is_new
         os.close(lock)  # another process has the lock, or had it and has removed the folder
         if not is_locked:
             if time.monotonic() > deadline:

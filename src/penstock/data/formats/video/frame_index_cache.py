@@ -71,10 +71,10 @@ def _stamp(path: str, storage: Storage) -> str:
 
 
 def _write(path: str, indexes: dict[str, FrameIndex]) -> None:
-    new = f"{path}.{os.getpid()}.partial"
+    new = f"{path}.{os.urandom(8).hex()}.partial"
     values = list(indexes.values())
     try:
-        with open(new, "wb") as file:
+        with open(new, "xb") as file:  # follows no link that another user has put there
             np.savez(
                 file,
                 version=np.int64(_VERSION),
