@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -407,6 +408,72 @@ def test_a_server_that_promises_an_answer_and_gives_none_is_not_waited_for(files
     files.answer = lambda *question: next(answers, None) or honest(*question)  # type: ignore[method-assign]
     with QUICK.open(f"{files.url}/a.bin") as file:
         assert file.read() == DATA
+
+
+_ENDLESS_NBYTES = 256 << 20
+"""What an endless server sends before a test fails rather than fill the memory."""
+_FEW_NBYTES = 32 << 20
+"""What the buffers of sockets may take, of several requests."""
+
+ENDLESS = {
+    "chunked": "HTTP/1.1 206 P\r\nContent-Range: bytes 0-7/8\r\nETag: e\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "without a length": "HTTP/1.1 206 P\r\nContent-Range: bytes 0-7/8\r\nETag: e\r\n\r\n",
+    "whole": "HTTP/1.1 200 OK\r\nContent-Length: 8\r\nETag: e\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a folder": "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n",
+}
+
+
+@contextmanager
+def endless(head: str) -> Iterator[tuple[str, list[int]]]:
+    """Serve answers that never end; yield the URL, and how many bytes were taken of each."""
+    piece = bytes(1 << 16)
+    part = b"10000\r\n" + piece + b"\r\n" if "chunked" in head else piece
+    sent: list[int] = []
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(head.encode())
+            place = len(sent)
+            sent.append(0)
+            while sent[place] < _ENDLESS_NBYTES:
+                connection.sendall(part)
+                sent[place] += len(piece)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", sent
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.mark.parametrize("kind", ["chunked", "without a length", "whole"])
+@pytest.mark.parametrize("caches", [False, True])
+def test_no_more_is_read_of_an_answer_than_it_announced(kind: str, caches: bool, tmp_path: Path) -> None:
+    storage = Storage(cache=str(tmp_path / "cache") if caches else None, retries=1, stall_s=5)
+    with endless(ENDLESS[kind]) as (url, sent):
+        for read in (lambda: storage.read(f"{url}/a.bin", 100), lambda: _all_of(storage, f"{url}/a.bin")):
+            with contextlib.suppress(SourceError):
+                assert len(read()) == 8
+    assert sent
+    assert max(sent) < _FEW_NBYTES
+
+
+def _all_of(storage: Storage, url: str) -> bytes:
+    with storage.open(url) as file:
+        return file.read()
+
+
+def test_an_endless_page_of_a_folder_is_an_error() -> None:
+    with endless(ENDLESS["a folder"]) as (url, sent), pytest.raises(SourceError, match="page of more than"):
+        Storage(retries=0, stall_s=5).list(f"{url}/folder/")
+    assert max(sent) < _ENDLESS_NBYTES
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -25,7 +25,8 @@ class Http(Backend):
             version = await self._file_version(url, response)
             if version.has_ranges:
                 # aiohttp closes the connection of a response that was not read
-                await self._with_timeout(response.read())
+                async for _ in self._parts(response, 1):
+                    pass
             return version
 
     async def read_start(self, url: str, nbytes: int) -> tuple[FileVersion, bytes]:
@@ -41,10 +42,7 @@ class Http(Backend):
                 _check_range(url, response.headers["Content-Range"], 0, version)
             elif version.has_ranges or version.nbytes > nbytes:
                 return version, b""
-            data = bytearray()
-            while part := await self._with_timeout(response.content.readany()):
-                data += part
-            return version, bytes(data)
+            return version, b"".join([part async for part in self._parts(response, min(nbytes, version.nbytes))])
 
     async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
         """Yield bytes `start` to `end` in parts; a server without ranges sends all bytes before them, too."""
@@ -58,9 +56,17 @@ class Http(Backend):
                 to_skip = start
             else:
                 raise TransientError(f"the server answered a range with HTTP {response.status}")
-            while data := await self._with_timeout(response.content.readany()):
+            async for data in self._parts(response, to_skip + end - start):
                 yield data[to_skip:]
                 to_skip = max(to_skip - len(data), 0)
+
+    async def _parts(self, response: Any, nbytes: int) -> AsyncIterator[bytes]:
+        """Yield what a response sends, to its end or to what it announced: a server may send on without an end."""
+        while data := await self._with_timeout(response.content.readany()):
+            yield data[:nbytes]
+            nbytes -= len(data)
+            if nbytes < 0:
+                return
 
     async def _file_version(self, url: str, response: Any) -> FileVersion:
         """Return what a response to a request for the first bytes of a file says of the whole file."""

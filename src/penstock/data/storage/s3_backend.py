@@ -22,6 +22,8 @@ from penstock.data.storage.retries import TransientError
 from penstock.data.storage.url_signer import PLAIN_KEY, PROBE, UrlSigner
 
 _MAX_ERROR_NBYTES = 4096
+_MAX_PAGE_NBYTES = 64 << 20
+"""Of a page of a listing, which has a thousand keys of at most 1024 bytes."""
 
 
 class S3(Http):
@@ -64,7 +66,8 @@ class S3(Http):
                 arguments = self._fs._get_s3_method_kwargs(client.list_objects_v2, **arguments)
                 signed = await client.generate_presigned_url("list_objects_v2", Params=arguments)
                 async with self._send(url, client, signed, _headers(client, arguments, "ListObjectsV2")) as response:
-                    pages.add(await self._with_timeout(response.content.read()))
+                    parts = self._parts(response, _MAX_PAGE_NBYTES)
+                    pages.add(b"".join([part async for part in parts]))
         del self._listings[url]
         mark = await self._mark(url)
         found = [
