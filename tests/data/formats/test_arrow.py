@@ -135,7 +135,7 @@ def test_numbers_of_the_other_byte_order_are_those_that_pyarrow_reads(tmp_path: 
     assert expected == [{"x": number} for number in range(4)]
     assert samples_in(tmp_path / "a.arrow") == expected
     with pytest.raises(SourceError, match="another byte order, have to be in memory"):
-        penstock.open(tmp_path / "a.arrow", max_group_nbytes=20)
+        penstock.open(tmp_path / "a.arrow", max_record_nbytes=20)
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
@@ -315,9 +315,39 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
 def test_a_batch_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) -> None:
     ipc(tmp_path / "a.arrow", "zstd file", pa.table({"x": [b"\0" * 1_000_000] * 20}), 20)
     assert (tmp_path / "a.arrow").stat().st_size < 100_000
-    source = penstock.open(tmp_path / "a.arrow", max_group_nbytes=10_000_000)
-    with pytest.raises(RecordError, match="max_group_nbytes"):
+    source = penstock.open(tmp_path / "a.arrow", max_record_nbytes=10_000_000)
+    with pytest.raises(RecordError, match="max_record_nbytes"):
         source[0]
+    source.close()
+
+
+def _read_no_columns(read: Any) -> Any:
+    """Return a function that reads the number of a batch's rows, and fails where its columns are to be read."""
+
+    def checked(message: Any, schema: pa.Schema) -> Any:
+        assert not len(schema), "its columns are unpacked"
+        return read(message, schema)
+
+    return checked
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("place", ["first", "second"])
+def test_a_compressed_batch_that_states_more_than_the_limit_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, place: str
+) -> None:
+    """Also behind one that is not compressed: whether a batch is, each says itself."""
+    schema = pa.schema([("x", pa.int64())])
+    counts = (5, 20_000_000) if place == "second" else (20_000_000,)
+    batches = [pa.record_batch([pa.array(np.zeros(count, np.int64))], schema=schema) for count in counts]
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(tmp_path / "a.arrow", schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    monkeypatch.setattr(pa.ipc, "read_record_batch", _read_no_columns(pa.ipc.read_record_batch))
+    source = penstock.open(tmp_path / "a.arrow", max_record_nbytes="50MiB")
+    with pytest.raises(RecordError, match=r"its batch has 160000000 bytes unpacked.* raise max_record_nbytes"):
+        source[len(source) - 1]
     source.close()
 
 

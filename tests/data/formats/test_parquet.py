@@ -11,6 +11,8 @@ import pickle
 import random
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -648,8 +650,10 @@ def test_what_is_encrypted_is_said_to_be(tmp_path: Path, plaintext_footer: bool)
         with pytest.raises(SourceError, match=r"a\.parquet is a Parquet file whose footer is encrypted"):
             penstock.open(tmp_path / "a.parquet")
         return
+    source = penstock.open(tmp_path / "a.parquet")
     with pytest.raises(RecordError, match="column 'x' is encrypted; leave it out with fields="):
-        penstock.open(tmp_path / "a.parquet")[0]
+        source[0]
+    source.close()
     assert penstock.open(tmp_path / "a.parquet", fields=["y"])[0] == {"y": 2}
 
 
@@ -686,8 +690,8 @@ def test_a_flipped_bit_is_noticed_and_other_row_groups_are_read(tmp_path: Path) 
 
 def test_a_row_group_above_the_limit_is_refused(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": [b"\0" * 1_000_000] * 20})
-    source = penstock.open(tmp_path / "a.parquet", max_group_nbytes=10_000_000)
-    with pytest.raises(RecordError, match="max_group_nbytes"):
+    source = penstock.open(tmp_path / "a.parquet", max_record_nbytes=10_000_000)
+    with pytest.raises(RecordError, match="max_record_nbytes"):
         source[0]
     source.close()
 
@@ -753,16 +757,16 @@ def test_a_few_bytes_that_say_to_be_millions_of_values_are_held_to_the_limit(tmp
     values = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.array(np.zeros(count, np.int32)))
     pq.write_table(pa.table({"x": values}), tmp_path / "even.parquet")
     assert (tmp_path / "even.parquet").stat().st_size < 100_000
-    source = penstock.open(tmp_path / "even.parquet", max_group_nbytes=4 * count - 1)
-    with pytest.raises(RecordError, match=r"its group has 8\d{6} bytes and more unpacked"):
+    source = penstock.open(tmp_path / "even.parquet", max_record_nbytes=4 * count - 1)
+    with pytest.raises(RecordError, match="its row group has 8000000 bytes unpacked"):
         source[0]
     source.close()
-    assert samples_in(tmp_path / "even.parquet", max_group_nbytes=5 * count)[0]["x"].shape == (count,)
+    assert samples_in(tmp_path / "even.parquet", max_record_nbytes=5 * count)[0]["x"].shape == (count,)
 
 
 def test_a_row_group_whose_footer_states_more_than_the_limit_is_not_unpacked(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": np.zeros(1_000_000), "y": np.zeros(1_000_000)})
-    source = penstock.open(tmp_path / "a.parquet", max_group_nbytes=9_000_000)
+    source = penstock.open(tmp_path / "a.parquet", max_record_nbytes=9_000_000)
     with pytest.raises(RecordError, match="its row group has 16000000 bytes unpacked"):
         source[0]
     source.close()
@@ -773,9 +777,56 @@ def test_a_row_group_whose_footer_states_more_than_the_limit_is_not_unpacked(tmp
 
 def test_long_texts_of_a_dictionary_are_held_to_the_limit(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": ["a" * 100_000] * 10_000}), tmp_path / "even.parquet")
-    source = penstock.open(tmp_path / "even.parquet", max_group_nbytes=10_000_000)
-    with pytest.raises(RecordError, match="bytes and more unpacked; max_group_nbytes"):
+    source = penstock.open(tmp_path / "even.parquet", max_record_nbytes=10_000_000)
+    with pytest.raises(RecordError, match="its row group has 1000040000 bytes unpacked"):
         source[0]
+    source.close()
+
+
+LONG = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), pa.array([bytes(16 << 20)]))
+BOMBS = {
+    "dictionary": ({"x": LONG}, {"dictionary_pagesize_limit": 1 << 30}),
+    "lists": ({"x": pa.ListArray.from_arrays(pa.array([0, 64], pa.int32()), LONG)}, {}),
+    "page": ({"x": pa.array([bytes(100 << 20)])}, {"use_dictionary": False, "data_page_size": 1 << 30}),
+    "values": ({"x": pa.array([np.zeros(40_000_000, np.int8)])}, {}),
+}
+
+READ_BOMBS = """
+import sys
+import pyarrow as pa
+import penstock
+for path in sys.argv[1:]:
+    source = penstock.open(path, max_record_nbytes="90MiB")
+    try:
+        source[0]
+    except penstock.RecordError as error:
+        print("raise max_record_nbytes" in str(error))
+    source.close()
+print(pa.default_memory_pool().max_memory() >> 20)
+"""
+
+
+def test_a_few_bytes_that_unpack_to_more_than_the_limit_take_no_memory(tmp_path: Path) -> None:
+    paths = []
+    for kind, (columns, options) in BOMBS.items():
+        paths.append(tmp_path / f"{kind}.parquet")
+        usual = {"compression": "brotli", "write_statistics": False, "store_schema": False}
+        pq.write_table(pa.table(columns), paths[-1], **{**usual, "dictionary_pagesize_limit": 1 << 30, **options})
+        assert paths[-1].stat().st_size < 10_000
+    done = subprocess.run(
+        [sys.executable, "-c", READ_BOMBS, *map(str, paths)], capture_output=True, text=True, check=True
+    )
+    *refused, most_mib = done.stdout.split()
+    assert refused == ["True"] * len(BOMBS)
+    assert int(most_mib) <= 180
+
+
+def test_what_repeats_long_values_and_fits_is_read(tmp_path: Path) -> None:
+    """Where the longest entry for all values would be too much, the entries that they have are added up."""
+    texts = [["a" * 100_000], *[["b"]] * 10_000]
+    pq.write_table(pa.table({"t": texts, "s": [one[0] for one in texts]}), tmp_path / "a.parquet")
+    source = penstock.open(tmp_path / "a.parquet", max_record_nbytes="2MiB")
+    assert [source[index] for index in (0, 10_000)] == [{"t": one, "s": one[0]} for one in (texts[0], texts[-1])]
     source.close()
 
 

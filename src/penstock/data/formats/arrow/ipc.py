@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
+from penstock.data.formats.arrow.ipc_message import footer_blocks, unpacked_nbytes
 from penstock.data.formats.arrow.table_source import TableSource, translate_errors
 from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter
@@ -39,13 +40,14 @@ class IpcFile:
     rows: list[int]
     """Of each record batch."""
     spans: list[tuple[int, int]]
-    """The bytes of its message; -1 where only the library knows."""
+    """The bytes of its message."""
     has_dictionaries: bool
-    """Or whether batches are read by the library for another reason."""
     is_swapped: bool
     """Whether it is of the other byte order."""
     is_packed: bool
     """Whether its first batch is compressed."""
+    dictionary_nbytes: int = 0
+    """What its compressed dictionaries unpack to: all of them are read with the first batch."""
 
     @property
     def is_read_whole(self) -> bool:
@@ -67,52 +69,52 @@ def scan_file(path: str) -> IpcFile:
         magic = data.slice(0, len(_MAGIC)).to_pybytes()
         if magic.startswith(b"FEA1"):
             raise SourceError(f"{path} is a Feather file of version 1, which is not read; write version 2 of it")
-        is_stream = magic != _MAGIC
-        reader = pa.ipc.open_stream(data) if is_stream else pa.ipc.open_file(data)
-        if not is_stream and not _begins_with_schema(data):
-            return _scan_by_footer(path, data, reader)
-        begin = first = 0 if is_stream else 8
-        messages = pa.BufferReader(data.slice(first))
+        if magic == _MAGIC:
+            return _scan_by_footer(path, data)
+        messages = pa.BufferReader(data)
         schema, no_columns = pa.ipc.read_schema(messages), pa.schema([])
         messages.seek(0)
         rows: list[int] = []
         spans, has_dictionaries, is_packed = [], False, False
+        begin = 0
         for message in pa.ipc.MessageReader.open_stream(messages):
-            end = first + messages.tell()
+            end = messages.tell()
             if message.type == "record batch":
-                is_packed = is_packed if rows else _is_packed(message, schema, data)
+                is_packed = is_packed if rows else unpacked_nbytes(message) is not None
                 rows.append(pa.ipc.read_record_batch(message, no_columns).num_rows)
                 spans.append((begin, end))
             has_dictionaries = has_dictionaries or message.type == "dictionary"
             begin = end
-        if not is_stream and reader.num_record_batches != len(rows):
-            raise SourceError(f"{path}: its footer lists {reader.num_record_batches} batches, and it has {len(rows)}")
-    is_swapped = schema != reader.schema
-    return IpcFile(path, data.size, is_stream, reader.schema, rows, spans, has_dictionaries, is_swapped, is_packed)
+        read_schema = pa.ipc.open_stream(data).schema
+    return IpcFile(path, data.size, True, read_schema, rows, spans, has_dictionaries, schema != read_schema, is_packed)
 
 
-def _begins_with_schema(data: Any) -> bool:
-    """Return whether a stream follows a file's magic: in files of Polars 2 the footer alone says where messages are."""
+def _scan_by_footer(path: str, data: Any) -> IpcFile:
+    """Return where the batches of a file lie, as its footer says: there pyarrow reads them, whatever lies elsewhere."""
     pa = need("pyarrow", "parquet")
-    try:
-        return bool(pa.ipc.read_message(pa.BufferReader(data.slice(8))).type == "schema")
-    except (pa.ArrowException, OSError):
-        return False
-
-
-def _scan_by_footer(path: str, data: Any, reader: Any) -> IpcFile:
+    reader, no_columns = pa.ipc.open_file(data), pa.schema([])
+    end = data.size - len(_MAGIC) - 4
+    nbytes = int.from_bytes(data.slice(end, 4).to_pybytes(), "little")
+    dictionaries, spans, is_swapped = footer_blocks(data.slice(end - nbytes, nbytes))
     rows: list[int] = []
     is_packed = False
-    for number in range(reader.num_record_batches):
-        batch = reader.get_batch(number)
-        if not rows:
-            buffers = [one for column in batch.columns for one in column.buffers() if one]
-            is_packed = not all(0 <= one.address - data.address < data.size for one in buffers)
-        rows.append(batch.num_rows)
-    spans = [(-1, -1)] * len(rows)
-    return IpcFile(
-        path, data.size, False, reader.schema, rows, spans, has_dictionaries=True, is_swapped=False, is_packed=is_packed
-    )
+    for begin, stop in spans:
+        message = _message(data, begin, stop)
+        is_packed = is_packed if rows else unpacked_nbytes(message) is not None
+        rows.append(pa.ipc.read_record_batch(message, no_columns).num_rows)
+    unpacked = sum(unpacked_nbytes(_message(data, *span)) or 0 for span in dictionaries)
+    facts = bool(dictionaries), is_swapped, is_packed, unpacked
+    return IpcFile(path, data.size, False, reader.schema, rows, spans, *facts)
+
+
+def _message(data: Any, begin: int, end: int) -> Any:
+    """Return a message, whose body is not read; raise SourceError if it lies outside of the file."""
+    if not 0 <= begin <= end <= data.size:
+        raise SourceError(f"a batch lies at {begin} to {end}, and the file has {data.size} bytes")
+    try:
+        return need("pyarrow", "parquet").ipc.read_message(data.slice(begin, end - begin))
+    except EOFError:
+        raise SourceError(f"no message begins at byte {begin}") from None
 
 
 def _map(path: str) -> Any:
@@ -121,33 +123,18 @@ def _map(path: str) -> Any:
         return mapped.read_buffer()
 
 
-def _is_packed(message: Any, schema: Any, data: Any) -> bool:
-    """Return whether the first column of a record batch that has values is not a view of the file."""
-    pa = need("pyarrow", "parquet")
-    fields: list[Any] = []
-    for field in schema:
-        fields.append(pa.field("", getattr(field.type, "index_type", field.type)))
-        try:
-            values = pa.ipc.read_record_batch(message, pa.schema(fields)).columns[-1].buffers()[-1]
-        except pa.ArrowException:  # damaged, or dictionaries within lists
-            return True
-        if values:
-            return not 0 <= values.address - data.address < data.size
-    return False
-
-
 class ArrowSource(TableSource):
     """Rows of Arrow files; see the module."""
 
     def scan(self, storage: Storage) -> Iterable[tuple[list[int], Any]]:
         """Yield the rows of each batch of a file, and its schema, for each file."""
-        most = self._max_group_nbytes
+        most = self._max_record_nbytes
         self._ipc = [scan_file(storage.local(path)) for path in self._paths]
         for file in self._ipc:
             if file.is_read_whole and file.is_swapped and file.nbytes > most:
                 raise SourceError(
                     f"{file.path}: {file.nbytes} bytes, of another byte order, have to be in memory to read any row; "
-                    "see max_group_nbytes"
+                    "see max_record_nbytes"
                 )
         self._maps = [PerProcess(partial(_MappedFile, file, most), _MappedFile.close) for file in self._ipc]
         return [(file.rows, file.schema) for file in self._ipc]
@@ -197,10 +184,20 @@ class _MappedFile:
         file = self._file
         if file.is_read_whole:
             return self._all_batches()[number]
+        self._check(_message(self._data, *file.spans[number]), file.dictionary_nbytes)
         if file.has_dictionaries or file.is_swapped or (file.is_packed and not file.is_stream):
             return self._reader(columns).get_batch(number)
         begin, end = file.spans[number]
         return need("pyarrow", "parquet").ipc.read_record_batch(self._data.slice(begin, end - begin), file.schema)
+
+    def _check(self, message: Any, more_nbytes: int) -> None:
+        """Raise SourceError if a batch that is compressed, and what is unpacked with it, takes too much memory."""
+        nbytes = more_nbytes + (unpacked_nbytes(message) or 0)
+        if nbytes > self._most_nbytes:
+            raise SourceError(
+                f"its batch has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
+                f"smaller ones, or raise max_record_nbytes, which is {self._most_nbytes}"
+            )
 
     def _reader(self, columns: set[str]) -> Any:
         """Return this thread's reader: pyarrow's is not thread-safe, as it caches what it reads."""
@@ -217,16 +214,15 @@ class _MappedFile:
     def _all_batches(self) -> list[Any]:
         with self._lock:
             if self._whole is None:
-                whole, nbytes = [], 0
-                for batch in need("pyarrow", "parquet").ipc.open_stream(self._data):
-                    nbytes += batch.get_total_buffer_size() if self._file.is_packed else 0
-                    if nbytes > self._most_nbytes:
-                        raise SourceError(
-                            "its batches have dictionaries or another byte order, so all have to be in memory, and "
-                            f"they have more than {self._most_nbytes} bytes; see max_group_nbytes"
-                        )
-                    whole.append(batch)
-                self._whole = whole
+                ipc, nbytes = need("pyarrow", "parquet").ipc, 0
+                for message in ipc.MessageReader.open_stream(self._data):
+                    nbytes += 0 if message.type == "schema" else unpacked_nbytes(message) or 0
+                if nbytes > self._most_nbytes:
+                    raise SourceError(
+                        "its batches have dictionaries or another byte order, so all have to be in memory, and "
+                        f"they have {nbytes} bytes unpacked; max_record_nbytes is {self._most_nbytes}"
+                    )
+                self._whole = [*ipc.open_stream(self._data)]
             return self._whole
 
 

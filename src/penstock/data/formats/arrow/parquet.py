@@ -3,10 +3,14 @@
 See types.py for the types that are read, and how arrays are written ("raw" by default). A process keeps a few files
 open. No handle crosses a fork, and no two threads read by one. Columns of other fields are not read.
 
-What a row group unpacks to is known from the footer where all of its values have a fixed width, and checked before
-pyarrow unpacks it. Texts and lists may be many times what the footer states: each row may have what a dictionary holds
-once. They are unpacked some MiB at a time, and checked as they come. A page with more values than the row group has
-rows is pyarrow's to refuse.
+What a row group unpacks to is checked before pyarrow unpacks it: its footer may state anything, and a page of some
+bytes may be gigabytes. So the headers of its pages are read (parquet_pages.py), once in each process:
+
+    fixed width    the values, nulls too, by their width
+    as they are    the bytes of their pages
+    dictionary     the values by the bytes of the dictionary; if that is too much by its longest entry; if that is too
+                   much, too, what the rows' entries add up to
+    DELTA_BYTE_ARRAY   each value may be all of its page, so few rows are unpacked at once, and checked as they come
 
 Reading rows in a random order across row groups unpacks each of them many times. `ChunkShuffle`, or `shuffle=True` of
 penstock's DataLoader, reads from a few row groups at a time.
@@ -15,14 +19,17 @@ penstock's DataLoader, reads from a few row groups at a time.
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
+from penstock.data.formats.arrow.parquet_pages import ChunkPages, read_pages
 from penstock.data.formats.arrow.table_source import TableSource, translate_errors
 from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter
@@ -34,7 +41,11 @@ _TAIL_NBYTES = 64 << 10
 _MOST_FOOTER_NBYTES = 256 << 20
 _PIECE_NBYTES = 16 << 20
 _FEWEST_ROWS, _MOST_ROWS = 16, 4096
-"""Of a row group, that are unpacked at once where each of them may be as large as its column's dictionary."""
+"""Of a row group, that are unpacked at once where their sizes differ."""
+_LARGE_PAGE_NBYTES = 16 << 20
+"""Of a page that counts beside its values: it is decompressed whole, and copied. Usual ones have a MiB."""
+_LEVEL_NBYTES = 4
+"""That each value of any length, and each in a list, takes at least."""
 _MOST_IDLE = 8
 """Files that are open and not being read."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -56,18 +67,10 @@ class ParquetSource(TableSource):
         """Yield a row group's record batches, and the bytes that each has."""
         opened = self._opened.get()
         known = opened.known(self._paths[file], tuple(".".join(column) for column in columns))
-        rows = known.rows_at_once(number, self._max_group_nbytes)
+        rows = known.rows_at_once(number, self._max_record_nbytes)
         reader = opened.take(known)
-        try:
-            for batch in reader.iter_batches(rows, row_groups=[number], columns=known.columns, use_threads=False):
-                yield batch, batch.nbytes
-        except OSError as error:
-            if "decrypt" not in str(error):
-                raise
-            raise SourceError(
-                f"{known.first_encrypted(reader, number)} is encrypted; leave it out with fields=, or write the file "
-                "without encryption"
-            ) from error
+        for batch in reader.iter_batches(rows, row_groups=[number], columns=known.columns, use_threads=False):
+            yield batch, batch.nbytes
         opened.idle.append((known.local, reader))
 
     def close(self) -> None:
@@ -113,6 +116,37 @@ def _open(file: Any, metadata: Any = None) -> Any:
     return open_file(file, metadata=metadata, page_checksum_verification=True)
 
 
+class _Unreadable(io.RawIOBase):
+    """A file of more bytes than any, none of which can be read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return offset if whence == os.SEEK_SET else 1 << 62
+
+    def tell(self) -> int:
+        return 1 << 62
+
+    def read(self, nbytes: int = -1) -> bytes:
+        return b""  # pyarrow 26 keeps what is raised here, and so the frames of its callers
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A column of values, as Parquet stores it."""
+
+    index: int
+    path: str
+    width: int
+    """Bytes of a value; 0 where values have any length."""
+    is_repeated: bool
+    """Whether a row may have several values."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Footer:
     """What a process knows of a file of which some columns are read."""
@@ -122,43 +156,141 @@ class _Footer:
     local: str
     columns: tuple[str, ...]
     """Dotted paths, of leaves or of what holds them."""
-    row_nbytes: int
-    """Of these columns, where all have one value in each row, of a fixed width; else 0."""
+    leaves: tuple[_Leaf, ...]
+    """Of these columns."""
+    checked: dict[int, int] = field(default_factory=dict)
+    """How many rows of a row group to unpack at once, by number: of those whose sizes have been checked."""
 
     @classmethod
     def of(cls, metadata: Any, local: str, columns: tuple[str, ...]) -> _Footer:
-        widths, wanted = [], set(columns)
-        for leaf in map(metadata.schema.column, range(metadata.num_columns)):
+        leaves, wanted = [], set(columns)
+        for index, leaf in enumerate(map(metadata.schema.column, range(metadata.num_columns))):
             parts = leaf.path.split(".")
             if any(".".join(parts[:end]) in wanted for end in range(1, len(parts) + 1)):
                 width = _WIDTHS.get(leaf.physical_type, max(0, leaf.length))
-                widths.append(0 if leaf.max_repetition_level else width)
-        return cls(metadata, local, columns, sum(widths) if all(widths) else 0)
+                leaves.append(_Leaf(index, leaf.path, width, leaf.max_repetition_level > 0))
+        return cls(metadata, local, columns, tuple(leaves))
 
     def rows_at_once(self, number: int, most_nbytes: int) -> int:
-        """Return how many rows of a row group to unpack at once; raise SourceError if it states too many bytes.
+        """Return how many rows of a row group to unpack at once; raise SourceError if it unpacks to too many bytes."""
+        if number not in self.checked:
+            self.checked[number] = self._check(number, most_nbytes)
+        return self.checked[number]
 
-        pyarrow makes room for as many, and shrinks it in the end.
-        """
+    def _check(self, number: int, most_nbytes: int) -> int:
+        self._refuse_encrypted(number)
         group = self.metadata.row_group(number)
         rows: int = group.num_rows
-        nbytes = rows * self.row_nbytes or group.total_byte_size
-        if not 0 <= nbytes <= most_nbytes:
-            raise SourceError(
-                f"its row group has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
-                f"smaller ones (row_group_size=), or raise max_group_nbytes, which is {most_nbytes}"
-            )
-        if not self.row_nbytes:
-            rows = min(rows, _MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * rows // max(1, nbytes)))
-        return max(1, rows)
+        chunks = [(leaf, self._pages(leaf, group.column(leaf.index))) for leaf in self.leaves]
+        nbytes = sum(_certain_nbytes(leaf, pages, rows) for leaf, pages in chunks)
+        _check_nbytes(nbytes, most_nbytes)
+        repeating = [(leaf, pages) for leaf, pages in chunks if not leaf.width and pages.dictionary_values]
+        for bound in (_by_dictionary, self._by_longest_entry, self._by_entries):
+            if nbytes + sum(bound(leaf, pages, number) for leaf, pages in repeating) <= most_nbytes:
+                break
+        else:
+            _check_nbytes(nbytes + sum(self._by_entries(*one, number) for one in repeating), most_nbytes)
+        if all(leaf.width and not leaf.is_repeated for leaf in self.leaves):
+            return max(1, rows)
+        growing = sum(pages.largest_nbytes * -(-pages.delta_values // max(1, rows)) for _, pages in chunks)
+        few = most_nbytes // (4 * growing) if growing else rows
+        return max(1, min(rows, _MOST_ROWS, few, self._usual_rows(group)))
 
-    def first_encrypted(self, reader: Any, number: int) -> str:
-        for column in self.columns:
+    def _refuse_encrypted(self, number: int) -> None:
+        """Raise SourceError if a column is encrypted: to ask pyarrow 26 where its pages are would end the process.
+
+        Reading it is an error, which comes before the first byte is read.
+        """
+        for columns in ([*self.columns], *([one] for one in self.columns)):
             try:
-                next(reader.iter_batches(1, row_groups=[number], columns=[column], use_threads=False), None)
-            except OSError:
-                return f"column {column!r}"
-        return "one of its columns"
+                reader = need("pyarrow.parquet", "parquet").ParquetFile(
+                    _Unreadable(), metadata=self.metadata, buffer_size=1
+                )
+                next(reader.iter_batches(1, row_groups=[number], columns=columns, use_threads=False), None)
+            except OSError as error:
+                is_encrypted = "decrypt" in str(error)
+            else:
+                is_encrypted = False
+            if not is_encrypted and len(columns) == len(self.columns):
+                return
+            if is_encrypted and len(columns) == 1:
+                raise SourceError(
+                    f"column {columns[0]!r} is encrypted; leave it out with fields=, or write the file "
+                    "without encryption"
+                )
+
+    def _usual_rows(self, group: Any) -> int:
+        """Return how many rows have about `_PIECE_NBYTES`: pyarrow makes room for them, and shrinks it in the end."""
+        rows: int = _PIECE_NBYTES * group.num_rows // max(1, group.total_byte_size)
+        return max(_FEWEST_ROWS, rows)
+
+    def _pages(self, leaf: _Leaf, chunk: Any) -> ChunkPages:
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < start:
+            start = chunk.dictionary_page_offset
+        descriptor = os.open(self.local, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_pages(descriptor, start, start + chunk.total_compressed_size, chunk.num_values)
+        except (SourceError, OSError, OverflowError) as error:
+            raise SourceError(
+                f"column {leaf.path!r} is damaged ({error}); leave it out with fields=, or write the file anew"
+            ) from error
+        finally:
+            os.close(descriptor)
+
+    def _by_longest_entry(self, leaf: _Leaf, pages: ChunkPages, number: int) -> int:
+        pc = need("pyarrow.compute", "parquet")
+        first = next(self._dictionaries(leaf, number, 1), None)
+        if first is None:
+            return 0
+        return pages.dictionary_values * int(pc.max(pc.binary_length(first.dictionary)).as_py() or 0)
+
+    def _by_entries(self, leaf: _Leaf, pages: ChunkPages, number: int) -> int:
+        pc = need("pyarrow.compute", "parquet")
+        found = 0
+        for array in self._dictionaries(leaf, number, _MOST_ROWS):
+            found += int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
+        return found
+
+    def _dictionaries(self, leaf: _Leaf, number: int, rows: int) -> Iterator[Any]:
+        """Yield a column's values as numbers of dictionary entries, which takes no memory for each value's bytes."""
+        opened = need("pyarrow.parquet", "parquet").ParquetFile(
+            self.local, metadata=self.metadata, read_dictionary=[leaf.path]
+        )
+        types = need("pyarrow", "parquet").types
+        for batch in opened.iter_batches(rows, row_groups=[number], columns=[leaf.path], use_threads=False):
+            array = batch.column(0)
+            while not types.is_dictionary(array.type):
+                if types.is_struct(array.type):
+                    array = array.field(0)
+                elif types.is_list(array.type) or types.is_large_list(array.type) or types.is_map(array.type):
+                    array = array.values
+                else:
+                    raise SourceError(f"column {leaf.path!r} repeats long values, and its type is {array.type}")
+            yield array
+            if rows == 1:
+                return
+
+
+def _certain_nbytes(leaf: _Leaf, pages: ChunkPages, rows: int) -> int:
+    """Return what a chunk takes, without texts that its dictionary holds once: values, and large pages beside them."""
+    if not leaf.is_repeated and pages.values != rows:
+        raise SourceError(f"column {leaf.path!r} has {pages.values} values in {rows} rows")
+    least = _LEVEL_NBYTES if leaf.is_repeated or not leaf.width else 0
+    nbytes = pages.values * max(leaf.width, least) + (0 if leaf.width else pages.plain_nbytes)
+    return nbytes + (2 * pages.largest_nbytes if pages.largest_nbytes > _LARGE_PAGE_NBYTES else 0)
+
+
+def _by_dictionary(_: _Leaf, pages: ChunkPages, __: int) -> int:
+    return pages.dictionary_values * pages.dictionary_nbytes
+
+
+def _check_nbytes(nbytes: int, most_nbytes: int) -> None:
+    if nbytes > most_nbytes:
+        raise SourceError(
+            f"its row group has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
+            f"smaller ones (row_group_size=), or raise max_record_nbytes, which is {most_nbytes}"
+        )
 
 
 def footer(storage: Storage, path: str) -> Any:

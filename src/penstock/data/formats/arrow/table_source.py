@@ -81,7 +81,7 @@ class TableSource(Source):
             label=cat/a.parquet. Integers are int64, all else is text.
         held_nbytes: of unpacked groups that a process keeps; views of a map cost nearly nothing. A pass in order
             (`for sample in source`) keeps one group.
-        max_group_nbytes: the most that a group may have unpacked.
+        max_record_nbytes: the most that a group may have unpacked.
 
     Raises:
         SourceError: a file cannot be read, a field is not there, is something else in another file, or cannot be read
@@ -102,17 +102,17 @@ class TableSource(Source):
         objects: Sequence[str] = (),
         partitions: Sequence[str] = (),
         held_nbytes: int = HELD_NBYTES,
-        max_group_nbytes: int = MOST_GROUP_NBYTES,
+        max_record_nbytes: int = MOST_GROUP_NBYTES,
     ) -> None:
         for option, columns in (("objects", objects), ("partitions", partitions)):
             if isinstance(columns, str):
                 raise OptionError(f"{option}={columns!r} has to be a list of columns, as in [{columns!r}]")
-        if held_nbytes < 0 or max_group_nbytes < 1:
-            raise OptionError(f"{held_nbytes=} must not be negative, {max_group_nbytes=} not 0")
+        if held_nbytes < 0 or max_record_nbytes < 1:
+            raise OptionError(f"{held_nbytes=} must not be negative, {max_record_nbytes=} not 0")
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
         self._paths = tuple(paths)
         self._held_nbytes = held_nbytes
-        self._max_group_nbytes = max_group_nbytes
+        self._max_record_nbytes = max_record_nbytes
         rows, schemas = zip(*self.scan(storage), strict=True)
         groups = [count for of_file in rows for count in of_file]
         if min(groups, default=0) < 0 or sum(groups) > _MOST_ROWS:
@@ -254,9 +254,10 @@ class TableSource(Source):
                     pieces.append([_column(name, leaf, batch) for name, leaf in wanted])
                     counts.append(batch.num_rows)
                 nbytes += cost
-                if nbytes > self._max_group_nbytes:
+                if nbytes > self._max_record_nbytes:
                     raise SourceError(
-                        f"its group has {nbytes} bytes and more unpacked; max_group_nbytes is {self._max_group_nbytes}"
+                        f"its group has {nbytes} bytes and more unpacked; max_record_nbytes is "
+                        f"{self._max_record_nbytes}"
                     )
         except SourceError as error:
             return UnpackedGroup(failure=str(error))
