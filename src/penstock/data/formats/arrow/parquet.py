@@ -178,10 +178,17 @@ class _Footer:
         return self.checked[number]
 
     def _check(self, number: int, most_nbytes: int) -> int:
-        self._refuse_encrypted(number)
+        if (
+            not self.checked
+        ):  # columns are encrypted in all row groups; to ask for each would take longer than to read one
+            self._refuse_encrypted(number)
         group = self.metadata.row_group(number)
         rows: int = group.num_rows
-        chunks = [(leaf, self._pages(leaf, group.column(leaf.index))) for leaf in self.leaves]
+        descriptor = os.open(self.local, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            chunks = [(leaf, _pages(descriptor, leaf, group.column(leaf.index))) for leaf in self.leaves]
+        finally:
+            os.close(descriptor)
         nbytes = sum(_certain_nbytes(leaf, pages, rows) for leaf, pages in chunks)
         _check_nbytes(nbytes, most_nbytes)
         repeating = [(leaf, pages) for leaf, pages in chunks if not leaf.width and pages.dictionary_values]
@@ -201,11 +208,10 @@ class _Footer:
 
         Reading it is an error, which comes before the first byte is read.
         """
+        open_file = need("pyarrow.parquet", "parquet").ParquetFile
+        reader = open_file(_Unreadable(), metadata=self.metadata, buffer_size=1)
         for columns in ([*self.columns], *([one] for one in self.columns)):
             try:
-                reader = need("pyarrow.parquet", "parquet").ParquetFile(
-                    _Unreadable(), metadata=self.metadata, buffer_size=1
-                )
                 next(reader.iter_batches(1, row_groups=[number], columns=columns, use_threads=False), None)
             except OSError as error:
                 is_encrypted = "decrypt" in str(error)
@@ -223,20 +229,6 @@ class _Footer:
         """Return how many rows have about `_PIECE_NBYTES`: pyarrow makes room for them, and shrinks it in the end."""
         rows: int = _PIECE_NBYTES * group.num_rows // max(1, group.total_byte_size)
         return max(_FEWEST_ROWS, rows)
-
-    def _pages(self, leaf: _Leaf, chunk: Any) -> ChunkPages:
-        start = chunk.data_page_offset
-        if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < start:
-            start = chunk.dictionary_page_offset
-        descriptor = os.open(self.local, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return read_pages(descriptor, start, start + chunk.total_compressed_size, chunk.num_values)
-        except (SourceError, OSError, OverflowError) as error:
-            raise SourceError(
-                f"column {leaf.path!r} is damaged ({error}); leave it out with fields=, or write the file anew"
-            ) from error
-        finally:
-            os.close(descriptor)
 
     def _by_longest_entry(self, leaf: _Leaf, pages: ChunkPages, number: int) -> int:
         pc = need("pyarrow.compute", "parquet")
@@ -270,6 +262,18 @@ class _Footer:
             yield array
             if rows == 1:
                 return
+
+
+def _pages(descriptor: int, leaf: _Leaf, chunk: Any) -> ChunkPages:
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < start:
+        start = chunk.dictionary_page_offset
+    try:
+        return read_pages(descriptor, start, start + chunk.total_compressed_size, chunk.num_values)
+    except (SourceError, OSError, OverflowError) as error:
+        raise SourceError(
+            f"column {leaf.path!r} is damaged ({error}); leave it out with fields=, or write the file anew"
+        ) from error
 
 
 def _certain_nbytes(leaf: _Leaf, pages: ChunkPages, rows: int) -> int:

@@ -50,6 +50,9 @@ _TO_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 _SPARE = 32
 """A full cache makes room for this part of it at once: to list its files for each copy takes longer than the copy."""
 
+_checked: set[tuple[int, str]] = set()
+"""Processes and folders that they have read from: each file is checked as it is opened, the folder once."""
+
 _listed: set[tuple[int, str]] = set()
 """Processes and their folders whose files they have listed."""
 
@@ -93,7 +96,10 @@ class DiskCache:
         path = os.path.join(self.folder, name)
         with translate_errors(path, nbytes):
             try:
-                check_folder(self.folder)
+                place = os.getpid(), self.folder
+                if place not in _checked:
+                    check_folder(self.folder)
+                    _checked.add(place)
                 file = LockedFile(path)
             except FileNotFoundError:
                 return None
