@@ -4,8 +4,8 @@ The public names are imported when they are first used: `import penstock` starts
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # `typing` would be imported from the current folder, see __main__.py
 if TYPE_CHECKING:
     from penstock.core.errors import (
         ExtraError,

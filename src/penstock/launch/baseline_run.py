@@ -19,8 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.core.interpreter import arguments_of, path_of_command
 from penstock.launch.stopwatch import MAX_BATCHES, MIN_BATCHES, WARMUP_BATCHES, Stopwatch
 from penstock.observe.record.baseline import Baseline, TimingWindow
+
+_MAIN = "import sys; from penstock.launch.torch_loader_run import main; main(sys.argv[1:])"
 
 _LIMIT_S = 180.0
 """The child process is killed after this time, wherever it is."""
@@ -88,9 +91,10 @@ class BaselineRun:
 
     def _run_child(self, result: Path, errors: Path) -> int | None:
         """Return the child's exit code, or None if it took too long."""
+        flags = ["-P"] if sys.flags.safe_path else []
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.launch.torch_loader_run", str(result), *self._command],
+                [sys.executable, *flags, *arguments_of(_MAIN, str(result), *self._command, path=path_of_command())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

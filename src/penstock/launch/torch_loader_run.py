@@ -1,16 +1,13 @@
 """Runs the beginning of a program with torch's own DataLoader and times it; the child process of baseline_run.py.
 
-    python -m penstock.launch.torch_loader_run FILE COMMAND ...
-
-FILE then holds {"batch_intervals_s", "batch_loading_s", "samples"}, see stopwatch.py. When the stopwatch has timed
-enough batches, the process ends by `os._exit`, in the middle of the program.
+The file that it is told to write then holds {"batch_intervals_s", "batch_loading_s", "samples"}, see stopwatch.py. When
+the stopwatch has timed enough batches, the process ends by `os._exit`, in the middle of the program.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +39,3 @@ def main(argv: Sequence[str]) -> None:
         program()
     finally:
         write()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

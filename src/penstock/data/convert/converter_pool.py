@@ -8,7 +8,6 @@ a task, so none outlives the conversion.
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import signal
 import socket
@@ -21,9 +20,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from penstock.core.errors import WorkerError
+from penstock.core.interpreter import arguments_of
 from penstock.data.convert.task import Call, ReportProgress, T, TaskContext, run_task
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from penstock.data.convert.task import main; main()"
+_MAIN = "from penstock.data.convert.task import main; main()"
 
 
 class WorkStealingQueue:
@@ -118,7 +118,7 @@ class ConverterPool:
             ours, theirs = socket.socketpair()
             with theirs:
                 inherited = (theirs.fileno(),) if self._lock is None else (theirs.fileno(), self._lock)
-                command = [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno())]
+                command = [sys.executable, *arguments_of(_MAIN, str(theirs.fileno()))]
                 try:
                     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited, process_group=0)
                 except OSError as error:

@@ -25,6 +25,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+from penstock.core.interpreter import arguments_of
 from penstock.loader.workers.spawn.template_main import MOST_FDS
 
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:", "Mems")
@@ -107,11 +108,11 @@ class Template:
         executable, *flags = self.state[2]
         command = (
             "import signal; handler = signal.signal(signal.SIGINT, signal.SIG_IGN); "  # Ctrl-C reaches the whole group
-            f"import sys; sys.path[:] = {self.state[1]!r}; import penstock.loader.workers.spawn.preload; "
+            "import penstock.loader.workers.spawn.preload; "
             f"from penstock.loader.workers.spawn.template_main import serve; serve({theirs.fileno()}, handler)"
         )
         with theirs:
-            arguments = [executable, *flags, "-c", command]
+            arguments = [executable, *flags, *arguments_of(command, path=self.state[1])]
             self.pid: int = util.spawnv_passfds(executable, arguments, [theirs.fileno()])
 
     def fork(self, fds: list[int]) -> int:
