@@ -18,7 +18,7 @@ import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from penstock.core.errors import ExtraError, SourceError
@@ -27,6 +27,7 @@ from penstock.data.optional import need
 from penstock.data.storage.backend import MAX_READS, Backend, mark_of_server
 from penstock.data.storage.event_loop import EventLoopThread
 from penstock.data.storage.http_backend import Http
+from penstock.data.storage.redirects import open_session, without_redirects
 from penstock.data.storage.remote_errors import credentials_error
 from penstock.data.storage.s3_backend import S3, aws_session
 
@@ -135,6 +136,7 @@ def _create_backend(fs_class: Any, scheme: str, options: dict[str, Any], stall_s
     if scheme in ("s3", "s3a"):
         options["config_kwargs"] = {
             "max_pool_connections": _CONNECTIONS,
+            "http_session_cls": without_redirects(),
             **_user_config(fs_class, "config_kwargs"),
             "retries": {"total_max_attempts": 1},
             "connect_timeout": stall_s,
@@ -166,7 +168,8 @@ def _http_fs(fs_class: Any, options: dict[str, Any], stall_s: float) -> Any:
         "response_class": _limited_response(),
         "read_bufsize": _READ_NBYTES,
     }
-    return fs_class(**options)
+    get_client = next((one["get_client"] for one in _user_configs(fs_class) if "get_client" in one), None)
+    return fs_class(**options, get_client=partial(open_session, get_client))
 
 
 @cache
@@ -190,6 +193,10 @@ def _limited_response() -> Any:
 
 def _user_config(fs_class: Any, option: str) -> dict[str, Any]:
     """Return the user's values, from fsspec's configuration, for an option that is set here too."""
+    return {name: value for one in _user_configs(fs_class) for name, value in one.get(option, {}).items()}
+
+
+def _user_configs(fs_class: Any) -> list[dict[str, Any]]:
     known = need("fsspec", "remote").config.conf
     protocols = (fs_class.protocol,) if isinstance(fs_class.protocol, str) else fs_class.protocol
-    return {name: value for one in protocols for name, value in known.get(one, {}).get(option, {}).items()}
+    return [known.get(one, {}) for one in protocols]

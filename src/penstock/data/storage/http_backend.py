@@ -10,6 +10,7 @@ from penstock.core.errors import SourceError
 from penstock.core.urls import redact_url
 from penstock.data.optional import need
 from penstock.data.storage.backend import Backend, FileVersion
+from penstock.data.storage.redirects import origin_of_stranger
 from penstock.data.storage.remote_errors import file_changed, http_error
 from penstock.data.storage.retries import TransientError
 
@@ -100,16 +101,22 @@ class Http(Backend):
             session = await self._fs.set_session()
             request = session.get(self._fs.encode_url(served), **{**options, "headers": headers})
             async with await self._with_timeout(request) as response:
-                check_status(url, response)
+                check_status(url, response, _about_stranger(served, response))
                 yield response
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
         return (*_USUAL_ERRORS, need("aiohttp", "remote").ClientError)
 
 
+def _about_stranger(url: str, response: Any) -> str:
+    """Return what to say where a server refuses somebody who has come there by a redirect."""
+    stranger = origin_of_stranger(url, response) if response.status in (401, 403) else ""
+    return f"of {stranger}, to which a redirect led: it gets no credentials" if stranger else ""
+
+
 def check_status(url: str, response: Any, code: str = "") -> None:
     """Raise the error for a response that is one."""
-    if response.status >= 400 and response.status != 416:
+    if response.status >= 300 and response.status != 416:
         wait = response.headers.get("Retry-After", "")
         raise http_error(url, response.status, code, wait_s=float(wait) if wait.isdecimal() else 0.0)
 

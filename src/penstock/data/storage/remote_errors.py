@@ -23,6 +23,10 @@ _CREDENTIALS = {
     "hf": "HF_TOKEN, or `hf auth login`",
 }
 _SAME_AS = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+REFUSED_REDIRECT = (
+    ", a redirect, which is not followed: credentials go to the storage's own endpoints; check AWS_ENDPOINT_URL and "
+    "AWS_REGION"
+)
 _TRANSIENT_STATUSES = {408, 425, 429}
 
 
@@ -42,6 +46,8 @@ def http_error(url: str, status: int, code: str = "", wait_s: float = 0.0) -> Ex
         return SourceError(f"there is no file {redact_url(url)} ({description})")
     if status in (412, 416):
         return file_changed(url)
+    if 300 <= status < 400 and url.startswith("s3"):
+        description += REFUSED_REDIRECT
     return SourceError(f"{redact_url(url)} cannot be read: the server answered {description}")
 
 

@@ -18,6 +18,7 @@ from penstock.data.optional import need
 from penstock.data.storage.backend import FileVersion, ListedFile, mark_of_server
 from penstock.data.storage.http_backend import Http, check_status
 from penstock.data.storage.listed_folders import ListedFolders
+from penstock.data.storage.remote_errors import REFUSED_REDIRECT
 from penstock.data.storage.retries import TransientError
 from penstock.data.storage.url_signer import PLAIN_KEY, PROBE, UrlSigner
 
@@ -99,10 +100,11 @@ class S3(Http):
             request = awsrequest.AWSPreparedRequest("GET", signed, headers, None, stream_output=True)
             sent = await self._with_timeout(client._endpoint.http_session.send(request))
             async with sent.raw as response:
-                if response.status in (301, 400):  # of another region? botocore asks there from then on
+                if response.status in (301, 302, 307, 400):  # of another region? botocore asks there from then on
                     self._signers.clear()
                     await self.file_version(url)
-                    raise TransientError(f"the server answered HTTP {response.status}")
+                    refused = REFUSED_REDIRECT if response.status < 400 else ""
+                    raise TransientError(f"the server answered HTTP {response.status}{refused}")
                 answer = await response.content.read(_MAX_ERROR_NBYTES) if response.status >= 400 else b""
                 code = re.search(rb"<Code>(\w+)</Code>", answer)
                 check_status(url, response, code[1].decode() if code else "")
