@@ -23,6 +23,7 @@ from penstock.cli.tune import Tune
 from penstock.cli.verb import Verb
 from penstock.cli.watch import Watch
 from penstock.core.errors import PenstockError
+from penstock.core.urls import shown
 from penstock.launch.isolation import isolation_hint
 
 VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report(), Convert(), Inspect())
@@ -97,6 +98,11 @@ def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
+def _lines_of(error: PenstockError) -> str:
+    """Return an error's message; no text of another's begins a line."""
+    return shown(str(error)).replace("\n", "\n  ")
+
+
 def _run_verb(args: argparse.Namespace) -> int:
     """Run the verb; print penstock's own errors in one line, and a lack of torch."""
     try:
@@ -107,6 +113,6 @@ def _run_verb(args: argparse.Namespace) -> int:
         print(f"penstock: {isolation_hint(error)}", file=sys.stderr)
         return 2
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print(f"penstock: {_lines_of(error)}", file=sys.stderr)
         return 2
     return code

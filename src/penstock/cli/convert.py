@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.option_values import parse_fields, parse_options
 from penstock.cli.progress_bar import progress_reporter
 from penstock.core.errors import PenstockError
+from penstock.core.urls import redact_all, shown
 
 if TYPE_CHECKING:
     from penstock.data.convert import Conversion
@@ -96,15 +97,20 @@ class Convert:
                     progress=progress,
                 )
         except PenstockError as error:
-            print(f"penstock: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+            print(
+                f"penstock: {shown(str(error))}",
+                *map(shown, getattr(error, "__notes__", ())),
+                sep="\n",
+                file=sys.stderr,
+            )
             return 2
         except KeyboardInterrupt:
             print("penstock: interrupted; run the same command again to resume", file=sys.stderr)
             return 128 + signal.SIGINT
         if args.json:
-            print(json.dumps({"schema": "penstock.convert/1", **asdict(done)}, indent=2))
+            print(json.dumps(redact_all({"schema": "penstock.convert/1", **asdict(done)}), indent=2))
         elif not args.quiet:
-            print(_result_text(done))
+            print(shown(_result_text(done)))
         return 0
 
 

@@ -12,6 +12,7 @@ from penstock.cli.examined_program import is_object, load_loop
 from penstock.cli.import_object import print_own_traceback
 from penstock.cli.run import command_of, note_late_options
 from penstock.core.errors import PenstockError
+from penstock.core.urls import redact_all, shown
 
 
 class Doctor:
@@ -117,9 +118,9 @@ def _examine(args: argparse.Namespace) -> int:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
     diagnosis = diagnose(found)
     if args.json:
-        print(json.dumps(as_json(found, diagnosis), indent=2, default=repr))
+        print(json.dumps(redact_all(as_json(found, diagnosis)), indent=2, default=repr))
     else:
-        print(render(found, diagnosis), end="")
+        print(shown(render(found, diagnosis)), end="")
     is_faulty = diagnosis.verdict.name != "healthy" or any(not finding.is_uncertain for finding in diagnosis.findings)
     return 1 if args.check and is_faulty else 0
 
@@ -133,7 +134,8 @@ def _look_into(args: argparse.Namespace) -> int:
             "--pid looks into a program that runs already: give no other program with it, and no --check"
         )
     seen = summarize(sample_stacks(args.pid, args.seconds))
-    print(json.dumps(asdict(seen), indent=2) if args.json else render(seen), end="\n" if args.json else "")
+    text = json.dumps(redact_all(asdict(seen)), indent=2) + "\n" if args.json else shown(render(seen))
+    print(text, end="")
     return 0
 
 

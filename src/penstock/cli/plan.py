@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.cli.import_object import call_object, import_object
 from penstock.core.errors import PenstockError
+from penstock.core.urls import redact_all, shown
 
 
 class Plan:
@@ -75,7 +76,7 @@ class Plan:
                 forward_only=args.forward_only,
                 allow_bf16=args.allow_bf16,
             )
-        print(json.dumps(plans.to_json(), indent=2) if args.json else plans.render().rstrip())
+        print(json.dumps(redact_all(plans.to_json()), indent=2) if args.json else shown(plans.render().rstrip()))
         return 0 if plans.choice is not None else 1
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from penstock.core.errors import OptionError
+from penstock.core.urls import shown
 from penstock.observe.record.compare_runs import Comparison
 from penstock.observe.record.run_record import RunRecord
 
@@ -73,7 +74,7 @@ class Report:
             text = (
                 text_report.render(saved) if comparison is None else comparison_text.render(saved, comparison, names[0])
             )
-            print(text.rstrip())
+            print(shown(text.rstrip()))
         return 0
 
 

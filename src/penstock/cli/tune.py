@@ -8,6 +8,7 @@ import sys
 
 from penstock.cli.import_object import import_object
 from penstock.core.errors import OptionError
+from penstock.core.urls import redact_all, shown
 
 
 class Tune:
@@ -64,10 +65,10 @@ class Tune:
             found = tune(loop, ram_nbytes=ram_nbytes, cpus=args.cpus, report=_print_note)
             if not args.no_cache:
                 _print_note(cache.save(key, found))
-        print(json.dumps(found.to_json(), indent=2) if args.json else found.render().rstrip())
+        print(json.dumps(redact_all(found.to_json()), indent=2) if args.json else shown(found.render().rstrip()))
         return 0
 
 
 def _print_note(text: str) -> None:
     if text:
-        print(f"penstock: {text}", file=sys.stderr)
+        print(f"penstock: {shown(text)}", file=sys.stderr)

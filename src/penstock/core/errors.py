@@ -17,21 +17,21 @@
 
     OutOfMemoryError (torch.OutOfMemoryError), in `memory/explain.py`, is a PenstockError too: the one that needs torch.
 
-Every message has what was needed, what there was, and what to change, and shows URLs without passwords and signatures.
+Every message has what was needed, what there was, and what to change, and shows neither secrets nor control characters.
 An exception raised by a user's dataset or collate_fn keeps its type, as in torch's DataLoader.
 """
 
 import pickle
 from typing import Any
 
-from penstock.core.urls import redact
+from penstock.core.urls import printable, redact, shown
 
 
 class PenstockError(Exception):
     """The base of every error that penstock raises itself."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*(redact(one) if isinstance(one, str) else one for one in arguments), **options)
+        super().__init__(*(shown(one) if isinstance(one, str) else one for one in arguments), **options)
 
 
 class OptionError(PenstockError, ValueError):
@@ -85,16 +85,16 @@ class RecordError(SourceError):
 
     def __str__(self) -> str:
         where = f" at byte {self.offset}" if self.offset >= 0 else ""
-        return redact(f"{self.path}: record {_printable(str(self.key))}{where}: {_printable(self.reason)}")
+        return redact(f"{_one_line(self.path)}: record {_one_line(str(self.key))}{where}: {_one_line(self.reason)}")
 
 
-def _printable(text: str) -> str:
-    r"""Return text from a file with control characters escaped, so that it cannot control a terminal.
+def _one_line(text: str) -> str:
+    r"""Return text from a file without ends of lines, too.
 
-    >>> _printable("größer"), _printable("a\n\x1b[31m")
+    >>> _one_line("größer"), _one_line("a\n\x1b[31m")
     ('größer', 'a\\n\\x1b[31m')
     """
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 class StateError(PenstockError, ValueError):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.interpreter import arguments_of, path_of_command
+from penstock.core.urls import redact
 from penstock.launch.stopwatch import MAX_BATCHES, MIN_BATCHES, WARMUP_BATCHES, Stopwatch
 from penstock.observe.record.baseline import Baseline, TimingWindow
 
@@ -56,7 +57,7 @@ class BaselineRun:
         elif code is None:
             self._problem = f"with torch's loader there were only {batches} batches in {_LIMIT_S:.0f} s"
         elif code:
-            self._problem = f"with torch's loader the program ended with exit code {code} ({last_line})"
+            self._problem = f"with torch's loader the program ended with exit code {code} ({redact(last_line)})"
         else:
             self._problem = (
                 f"the program is too short: torch's DataLoader had {batches} batches after the first {WARMUP_BATCHES}, "

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.core.errors import OptionError, PenstockError
+from penstock.core.urls import printable, shown
 from penstock.launch.outputs import Outputs
 from penstock.launch.run_folder import previous_run_file
 from penstock.observe.live.loader_registry import LoaderRegistry
@@ -40,7 +41,7 @@ def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None
     if is_last and not outputs.quiet:
         sys.stdout.flush()
         print(
-            text_report.render(record, details=False) + _prediction(record, outputs),
+            shown(text_report.render(record, details=False) + _prediction(record, outputs)),
             end="",
             file=sys.stderr,
             flush=True,
@@ -56,7 +57,7 @@ def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None
         _print_error(lambda: _write_html(record, outputs))
     written = [str(file) for file in files if file is not None and file.exists()]
     if is_last and written and not outputs.quiet:
-        print(f"  report: {_relative(written[-1])}", file=sys.stderr, flush=True)
+        print(f"  report: {printable(_relative(written[-1]))}", file=sys.stderr, flush=True)
 
 
 def write_trace_file(registry: LoaderRegistry, clock: Clock, outputs: Outputs) -> None:
@@ -126,7 +127,7 @@ def _print_error(write: Callable[[], None]) -> None:
     try:
         write()
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr, flush=True)
+        print(f"penstock: {shown(str(error))}", file=sys.stderr, flush=True)
 
 
 def _print_note(sentence: str | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock import __version__
 from penstock.core.host import usable_cores
+from penstock.core.urls import shown
 from penstock.launch.patch_torch import TorchPatch
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.meters.clock import read_clock
@@ -52,7 +53,7 @@ class Notebook:
         self._memory.measure()
         record = self.record()
         print(f"penstock: {record.wall_s:.1f} s since it was loaded")
-        print(text_report.render(record, details=False).partition("\n")[2], end="")
+        print(shown(text_report.render(record, details=False)).partition("\n")[2], end="")
 
     def record(self) -> RunRecord:
         """Return the record since the extension was loaded."""

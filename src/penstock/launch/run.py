@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
+from penstock.core.urls import shown
 from penstock.launch.baseline_run import BaselineRun, announcement
 from penstock.launch.isolation import hidden_torch, isolation_hint
 from penstock.launch.outputs import Outputs
@@ -74,14 +75,14 @@ def run(
 
 def _say(hint: str | None, outputs: Outputs) -> None:
     if hint is not None and not outputs.quiet:
-        print(f"penstock: {hint}", file=sys.stderr, flush=True)
+        print(f"penstock: {shown(hint)}", file=sys.stderr, flush=True)
 
 
 def _measure_baseline(command: Sequence[str], ranks: Ranks, *, quiet: bool) -> BaselineRun:
     if ranks.world_size > 1:
         raise OptionError("--baseline compares one process; leave it out, or run the script once without torchrun")
     if not quiet:
-        print(announcement(command), file=sys.stderr, flush=True)
+        print(shown(announcement(command)), file=sys.stderr, flush=True)
     baseline_run = BaselineRun(command)
     baseline_run.measure_torch()
     return baseline_run

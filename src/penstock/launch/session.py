@@ -16,6 +16,7 @@ from penstock import __version__
 from penstock.core.errors import OptionError
 from penstock.core.host import usable_cores
 from penstock.core.ranks import Ranks
+from penstock.core.urls import redact_command
 from penstock.launch import finalize
 from penstock.launch.baseline_run import BaselineRun
 from penstock.launch.live_output import LiveOutput
@@ -64,7 +65,7 @@ class Session:
         *,
         tune: bool = False,
     ) -> None:
-        self._command = tuple(command)
+        self._command = redact_command(command)
         self._outputs = outputs
         self._tune = tune
         self._ranks = ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from penstock.core.errors import OptionError
@@ -16,14 +16,15 @@ def write_text_atomic(file: Path, text: str, option: str) -> None:
         OptionError: the file cannot be written.
     """
     try:
-        descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:100]}.")
+        partial = file.parent / f".{file.name[:100]}.{secrets.token_hex(8)}"
+        # As any new file: readable as the umask and the folder's own rules say.
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
                 stream.write(text)
-            Path(partial).chmod(0o644)
-            Path(partial).replace(file)
+            partial.replace(file)
         except BaseException:
-            Path(partial).unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
     except OSError as exc:
         reason = os.strerror(exc.errno or 0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.core.units import size_text
+from penstock.core.urls import redact
 from penstock.data.inspect.field_summary import FieldSummary
 from penstock.data.inspect.read_speed import ReadSpeed
 from penstock.data.schema import Sample, field_of, plain
@@ -51,6 +52,7 @@ class Inspection:
         return {
             "schema": "penstock.inspect/1",
             **{one.name: getattr(self, one.name) for one in dataclasses.fields(self)},
+            "path": redact(self.path),
             "fields": {name: asdict(summary) for name, summary in self.fields.items()},
             "examples": [{name: describe_value(value) for name, value in sample.items()} for sample in self.examples],
             "speeds": [
@@ -67,7 +69,7 @@ def render(inspection: Inspection) -> str:
     files = f"{one.files} file{'s' if one.files != 1 else ''}"
     access = "read in order" if one.is_stream else "random access"
     lines = [
-        f"{escape(one.path)}: {one.format}, {files}, {size_text(one.nbytes)}, {access}",
+        f"{escape(redact(one.path))}: {one.format}, {files}, {size_text(one.nbytes)}, {access}",
         f"  samples: {count}",
     ]
     if one.chunks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.core.urls import printable
 from penstock.observe.live.live_snapshot import LiveSnapshot
 from penstock.observe.live.straggler import Straggler
 from penstock.observe.record.formatting import percent_text, rate_text
@@ -27,7 +28,7 @@ def progress_line(snapshot: LiveSnapshot, *, is_short: bool = False) -> str:
     if not snapshot.loader:
         return "no batch yet"
     parts = [
-        f"{snapshot.loader if is_short else label_of(snapshot.loader, snapshot.made_at)}: {position_text(snapshot)}",
+        f"{printable(snapshot.loader) if is_short else loader_text(snapshot)}: {position_text(snapshot)}",
         rate_text(snapshot.samples_per_s),
         f"waited for data {percent_text(snapshot.stall_fraction)} of the time",
     ]
@@ -38,6 +39,11 @@ def progress_line(snapshot: LiveSnapshot, *, is_short: bool = False) -> str:
     if snapshot.world_size > 1:
         parts.append(f"rank {snapshot.rank} of {snapshot.world_size}")
     return " · ".join(parts)
+
+
+def loader_text(snapshot: LiveSnapshot) -> str:
+    """Return the name of the loader, and where it was made."""
+    return printable(label_of(snapshot.loader, snapshot.made_at))
 
 
 def position_text(snapshot: LiveSnapshot) -> str:

@@ -17,7 +17,6 @@ from penstock.observe.live import live_text
 from penstock.observe.live.live_snapshot import LiveSnapshot
 from penstock.observe.live.straggler import Straggler
 from penstock.observe.record.formatting import percent_text, rate_text
-from penstock.observe.record.run_record import label_of
 
 ROWS = 4
 _LEAST_COLUMNS, _LEAST_LINES = 72, 16
@@ -80,7 +79,7 @@ def _position_row(snapshot: LiveSnapshot) -> RenderableType:
         head.append(f"rank {snapshot.rank} of {snapshot.world_size} · ")
     if not snapshot.loader:
         return head.append("no batch yet")
-    head.append(label_of(snapshot.loader, snapshot.made_at), "bold").append(f" · {live_text.position_text(snapshot)} ")
+    head.append(live_text.loader_text(snapshot), "bold").append(f" · {live_text.position_text(snapshot)} ")
     if not snapshot.length:
         return head
     left = f" {live_text.clock_text(snapshot.eta_s)} left in the epoch" if snapshot.eta_s is not None else ""

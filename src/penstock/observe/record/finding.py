@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.urls import redact
 from penstock.observe.record.formatting import ratio_text
 
 
@@ -37,6 +38,10 @@ class Finding:
 
     loader: str = ""
     """The label of the loader that it is about; empty where it is about none, or not known. Only of finished runs."""
+
+    def __post_init__(self) -> None:
+        for name in ("cause", "evidence", "remedy", "loader"):
+            object.__setattr__(self, name, redact(getattr(self, name)))
 
     @property
     def asks_for_change(self) -> bool:

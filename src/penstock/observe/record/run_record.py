@@ -42,6 +42,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.core.errors import OptionError
 from penstock.core.stats import LoaderStatistics
+from penstock.core.urls import redact, redact_all, redact_command
 from penstock.observe.atomic_write import write_text_atomic
 from penstock.observe.meters.device_meter import DeviceMemory
 from penstock.observe.meters.host_memory import HostMemory
@@ -97,6 +98,11 @@ class LoaderRecord:
     rank: int | None = None
     """The rank it belongs to, in a run of several ranks."""
 
+    def __post_init__(self) -> None:
+        for name in ("name", "made_at", "fallback_reason"):
+            object.__setattr__(self, name, redact(getattr(self, name)))
+        object.__setattr__(self, "settings", redact_all(self.settings))
+
     @property
     def label(self) -> str:
         """Its name, and where it was made."""
@@ -122,7 +128,7 @@ class RunRecord:
     """One run of one program."""
 
     command: tuple[str, ...]
-    """The script, or "-m" and the module, and the arguments."""
+    """The script, or "-m" and the module, and the arguments; what is named like secrets without its value."""
 
     started: str
     """Start time in UTC, as ISO 8601."""
@@ -138,7 +144,7 @@ class RunRecord:
     called `os._exit`. Of several ranks, the first that is not 0."""
 
     error: str | None = None
-    """The exception that ended the program, in one line."""
+    """The exception that ended the program, in one line; as all texts of a record, without what is secret in it."""
 
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Of penstock, python and torch."""
@@ -169,6 +175,10 @@ class RunRecord:
 
     baseline: Baseline | None = None
     """The comparison with torch's own loader, with `--baseline`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "command", redact_command(self.command))
+        object.__setattr__(self, "error", None if self.error is None else redact(self.error))
 
     @property
     def totals(self) -> rates.Totals:

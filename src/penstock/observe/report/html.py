@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib import resources
 
 from penstock import __version__
+from penstock.core.urls import printable
 from penstock.observe.record.formatting import percent_text, rate_text
 from penstock.observe.record.time_parts import Bar, Part
 from penstock.observe.report import palette
@@ -276,8 +277,8 @@ def _script(figures: list[Figure]) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape a text for elements and attributes; control characters are replaced, they are valid in neither."""
-    return html.escape("".join(char if char.isprintable() or char.isspace() else "�" for char in text))
+    """Escape a text for elements and attributes; control characters are written out, they are valid in neither."""
+    return html.escape(printable(text))
 
 
 def _sentence(text: str) -> str:
