@@ -59,9 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors show the words of the command line as all messages show foreign text."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error, and end."""
+        super().error(shown(message))
+
+
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; docs/conf.py makes the reference of the commands from it."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="penstock", description="Faster data loading, memory planning and measurements for PyTorch training."
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")

@@ -13,6 +13,7 @@ A single rank uses as many rows as it needs.
 from __future__ import annotations
 
 import io
+import pickle
 import struct
 import sys
 import zlib
@@ -230,10 +231,28 @@ def _share_of(state: Mapping[str, Any]) -> tuple[int, int]:
 def _pickled(state: Mapping[str, Any]) -> bytes:
     written = io.BytesIO()
     torch.save(state, written)
+    _loaded(written.getvalue())  # better now than when the run has ended
     return zlib.compress(written.getvalue())
 
 
 def _unpickled(blob: bytes) -> Mapping[str, Any]:
-    # As DCP itself loads what is no tensor: a dataset's own state may hold anything.
-    state: Mapping[str, Any] = torch.load(io.BytesIO(zlib.decompress(blob)), weights_only=False)
+    try:
+        return _loaded(zlib.decompress(blob))
+    except zlib.error as error:
+        raise StateError(f"the loader's state in this checkpoint is damaged: {error}") from error
+
+
+def _loaded(saved: bytes) -> Mapping[str, Any]:
+    """Return what `torch.save` has written of a state: plain data, since a pickle of another's could run code."""
+    try:
+        state = torch.load(io.BytesIO(saved), weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise StateError(
+            "torch.distributed.checkpoint keeps of a loader's state what torch.load(weights_only=True) reads: numbers, "
+            "texts, tensors, arrays, and lists, tuples and dicts of them; have the dataset's and the sampler's "
+            "state_dict() return such, or name its classes by torch.serialization.add_safe_globals "
+            f"({str(error).partition(chr(10))[0]})"
+        ) from error
+    if not isinstance(state, Mapping):
+        raise StateError(f"the loader's state in this checkpoint is damaged: it is a {type(state).__name__}")
     return state
