@@ -1,4 +1,4 @@
-# One line per chore: `make setup | demo | quick | test | thorough | check | package | docs | links | bench | browser | recipes | standin | gpu`.
+# One line per chore: `make setup | demo | quick | test | thorough | check | package | docs | links | bench | browser | recipes | standin | gpu | lock`.
 # Everything lands in .venv (recipes: .venv-recipes), build, dist and data/. `make demo` and `make docs` install what they need alone; the others install all.
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ DOCS_READY := .venv/.docs-ready
 RECIPES_READY := .venv-recipes/.ready
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo quick test thorough check package docs links bench browser recipes standin gpu clean
+.PHONY: setup demo quick test thorough check package docs links bench browser recipes standin gpu lock clean
 .DELETE_ON_ERROR:
 
 # Tests start many processes: let the first one that imports a module keep its bytecode for the others.
@@ -119,6 +119,10 @@ standin: $(READY)
 	@tests/cuda/standin/setup.sh .standin >/dev/null
 	$(ON_STANDIN) FAKE_GPUS=2 $(BIN)/python -m pytest tests/cuda
 	$(ON_STANDIN) $(BIN)/python -m benchmarks.gpu --tiny --minutes 15 --out build/standin
+
+# What CI installs, with hashes: after each change of constraints.txt or of the extras. Needs uv.
+lock: $(READY)
+	$(BIN)/python .ci/lock.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loader $(BENCH)

@@ -86,7 +86,7 @@ class RedirectSession:
 
     async def _follow(self, method: str, url: Any, options: dict[str, Any]) -> Any:
         follows, most = options.pop("allow_redirects", True), options.pop("max_redirects", _MOST)
-        first = here = need("yarl", "remote").URL(url)
+        first = here = url if hasattr(url, "origin") else need("yarl", "remote").URL(url)
         session, count = self._session, 0
         while True:
             response = await session.request(method, here, allow_redirects=False, **options)
