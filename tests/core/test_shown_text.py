@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.atomic_write import write_text_atomic
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.urls import printable, redact, redact_all, redact_command, shown
+from penstock.observe.atomic_write import write_text_atomic
 
 SECRET = "s3cr-t"
 
