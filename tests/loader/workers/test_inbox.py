@@ -59,7 +59,7 @@ def opened() -> Iterator[tuple[socket.socket, Inbox, Prefetch]]:
 
 
 def task(seq: int, indices: list[int], epoch: int = 0) -> bytes:
-    return b"W" + TASK.pack(seq, epoch, False, 0, 0, 0, 0, 0, False) + pickle.dumps(indices)
+    return b"W" + TASK.pack(seq, epoch, False, 0, 0, 0, 0, 0, False, 0) + pickle.dumps(indices)
 
 
 def test_messages_come_in_order_whether_the_thread_has_taken_them_or_not(opened: Any) -> None:

@@ -138,6 +138,8 @@ class BatchCursor(Iterator[Any]):
         """Whether the order notes its state when it is asked for the first batch."""
         self._out: dict[int, Any] = {}
         """Batches drawn and not handed out, by number."""
+        self.packed = b""
+        """The batch of indices that was yielded last, as integers of 4 or 8 bytes; empty if they are something else."""
         self._number = 0
         self._drawn = 0
         self._used = 0
@@ -166,7 +168,11 @@ class BatchCursor(Iterator[Any]):
         self._drawn += len(batch) if self._makes_batches else 1
         if self._notes_drawn:
             self._order.note_drawn(self._place(self._drawn))
-        return batch.tolist() if type(batch) is np.ndarray and self._is_known else batch
+        if type(batch) is np.ndarray and self._is_known:
+            self.packed = batch.tobytes()
+            return batch.tolist()
+        self.packed = b""
+        return batch
 
     def draw_tensors(self) -> bool:
         """Have the batches that torch's own samplers draw come as tensors; return whether no others are tensors.

@@ -24,8 +24,8 @@ class DrawnIndices:
     def __init__(self, worker_spec: WorkerSpec, indices: Iterator[Any]) -> None:
         self._worker_spec = worker_spec
         self._indices = indices
-        self.waiting: deque[Any] = deque()
-        """Of the batches that were drawn and not sent, the first one first."""
+        self.waiting: deque[tuple[Any, bytes]] = deque()
+        """Of the batches that were drawn and not sent, the first one first; with `BatchCursor.packed`."""
         self.failures = 0
         """How often the sampler has raised. As with torch, each takes the place of a batch that would be under way."""
 
@@ -42,7 +42,8 @@ class DrawnIndices:
         except BaseException:
             self.failures += 1
             raise
-        self.waiting.append(indices if type(indices) is list else self._with_rows(indices))
+        packed = getattr(self._indices, "packed", b"")
+        self.waiting.append((indices if type(indices) is list else self._with_rows(indices), packed))
         return True
 
     def _with_rows(self, indices: Any) -> Any:

@@ -264,15 +264,16 @@ class Scheduler:
                     self._ring.release(slot)
                 return False
             dispatch.load[worker] += 1
-        batch = Batch(window.next_number, self._drawn.waiting.popleft(), slot, worker)
+        indices, packed = self._drawn.waiting.popleft()
+        batch = Batch(window.next_number, indices, slot, worker)
         window.add(batch)
-        self._submit(batch, batch.indices, worker)
+        self._submit(batch, indices, worker, packed)
         return True
 
-    def _submit(self, batch: Batch, indices: Any, worker: int | None) -> None:
+    def _submit(self, batch: Batch, indices: Any, worker: int | None, packed: bytes = b"") -> None:
         batch.tasks_left += 1
         self._seq = seq = self._seq + 1
-        task = Task(seq, batch.number, indices, batch.slot, worker, batch, self._epoch_seed)
+        task = Task(seq, batch.number, indices, batch.slot, worker, batch, self._epoch_seed, packed)
         if self._shards and worker is not None:
             self._assign_shard(task, worker)
         if self.scaling_pool.is_absent:

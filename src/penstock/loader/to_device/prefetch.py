@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -246,30 +246,29 @@ class Prefetcher:
                 del error  # a reference cycle otherwise: error, traceback, this frame
 
     def _has_budget(self) -> bool:
-        """Return whether another batch as large as the largest on its way may be copied, too."""
-        return self._counters.uploading_nbytes + max(one.nbytes for one in self._arriving) <= self._budget
+        """Return whether another batch as large as the one on its way may be copied, too."""
+        return 2 * self._arriving[-1].nbytes <= self._budget
 
     def _reserve(self) -> None:
         if self._reserved is None and self._layout is not None:
-            self._reserved = self._layout, self._allocate(self._layout)
+            specs = self._layout.specs if type(self._layout) is CopyPlan else self._layout
+            self._reserved = self._layout, self._device.allocate(cast(Sequence[TensorSpec], specs))
 
-    def _take_memory(self, layout: Hashable) -> Memory:
-        reserved, self._reserved, self._layout = self._reserved, None, layout
-        if reserved is not None:
-            if reserved[0] == layout:
-                return reserved[1]
-            reserved[1].free.close()
-        return self._allocate(layout)
-
-    def _allocate(self, layout: Any) -> Memory:
-        return self._device.allocate(layout.specs if type(layout) is CopyPlan else layout)
+    def _take_memory(self, layout: Hashable, specs: Sequence[TensorSpec]) -> Memory:
+        self._layout = layout
+        if self._reserved is not None:
+            (reserved_for, memory), self._reserved = self._reserved, None
+            if reserved_for == layout:
+                return memory
+            memory.free.close()
+        return self._device.allocate(specs)
 
     def _send(self, host: Any) -> None:
         leaves: Sequence[torch.Tensor] = ()
         if type(host) is InSlot:
             plan, slot, ring = host
             try:
-                found, free, stream = self._take_memory(plan)
+                found, free, stream = self._take_memory(plan, plan.specs)
             except BaseException:
                 ring.release(slot)
                 raise
@@ -277,7 +276,8 @@ class Prefetcher:
             nbytes = plan.nbytes
         else:
             leaves = [leaf for leaf in tensors(host) if _is_copied(leaf)]
-            found, free, stream = self._take_memory(tuple(map(TensorSpec.of, leaves)))
+            specs = tuple(map(TensorSpec.of, leaves))
+            found, free, stream = self._take_memory(specs, specs)
             event = self._device.upload(list(zip(found, leaves, strict=True)), free)
             nbytes = sum(tensor.nbytes for tensor in found)
         self._arriving.append(_Arrival(host, found, stream, leaves, event, self._consumed_of(), nbytes))

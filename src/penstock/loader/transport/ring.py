@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -108,7 +108,7 @@ class Ring:
         self._pin = pin
         self._pin_budget = budget_nbytes if pin_budget_nbytes is None else pin_budget_nbytes
         self._fence = fence
-        self._copying: deque[tuple[Fence, list[Slot]]] = deque()
+        self._copying: deque[tuple[Fence, Sequence[Slot]]] = deque()
         """Slots that copies read, by the event behind the copies."""
         self._unfenced: list[Slot] = []
         """Slots that copies may read, and no event is behind these yet."""
@@ -197,8 +197,9 @@ class Ring:
         Waits for older copies where too many are pending.
         """
         slot.move(SlotState.COPYING, SlotState.READY)
-        self._copying.append((event, [slot]))
-        self._end_copies()
+        self._copying.append((event, (slot,)))
+        if len(self._copying) > MOST_PENDING:
+            self._end_copies()
 
     def release(self, slot: Slot) -> None:
         """Free a slot whose batch will not be handed out."""
@@ -356,7 +357,7 @@ class Ring:
             del copying[0]
             self._free_copied(event, slots)
 
-    def _free_copied(self, event: Fence, slots: list[Slot]) -> None:
+    def _free_copied(self, event: Fence, slots: Sequence[Slot]) -> None:
         event.close()
         for slot in slots:
             slot.move(SlotState.FREE, SlotState.COPYING)

@@ -10,7 +10,6 @@ What cannot be requested ahead is left to the worker: errors are raised where a 
 from __future__ import annotations
 
 import contextlib
-import pickle
 import select
 import socket
 import threading
@@ -122,6 +121,6 @@ class Inbox:
     def _request(self, task: memoryview) -> None:
         seq, epoch, *_ = messages.TASK.unpack_from(task)
         if self._prefetch is not None and self._is_running(epoch):
-            found = self._prefetch(pickle.loads(task[messages.TASK.size :]))
+            found = self._prefetch(messages.indices_of(task))
             if found is not None:
                 self._prefetched[seq] = found

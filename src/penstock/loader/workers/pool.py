@@ -28,6 +28,7 @@ class Task:
         worker: the worker that must make it; None when any free one may.
         destination: the scheduler's own: the batch that the result belongs to. Never leaves the training process.
         epoch_seed: what the randomness of its samples depends on; see `sample_seed`.
+        packed: the indices as integers of 4 or 8 bytes, if that is all that they are.
     """
 
     shard: int = 0
@@ -46,6 +47,7 @@ class Task:
         worker: int | None = None,
         destination: Any = None,
         epoch_seed: int = 0,
+        packed: bytes = b"",
     ) -> None:
         self.seq = seq
         self.batch = batch
@@ -54,6 +56,7 @@ class Task:
         self.worker = worker
         self.destination = destination
         self.epoch_seed = epoch_seed
+        self.packed = packed
 
 
 class TaskResult:

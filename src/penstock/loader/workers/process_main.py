@@ -206,7 +206,7 @@ class _Worker:
 
     def _work(self, message: memoryview) -> None:
         head = messages.TASK.unpack_from(message)
-        seq, epoch, has_slot, segment, offset, nbytes, shard, epoch_seed, wants_state = head
+        seq, epoch, has_slot, segment, offset, nbytes, shard, epoch_seed, wants_state, _ = head
         cells = self._cells
         row_cell = self._claim_cell + 1
         cells[row_cell] = 0
@@ -228,7 +228,7 @@ class _Worker:
             self._read_inbox()  # its announcement was sent before this task, and is in the inbox or on its way there
         memory = self._segments[segment][1][offset : offset + nbytes] if has_slot else np.empty(0, np.uint8)
         try:
-            indices = pickle.loads(message[messages.TASK.size :])
+            indices = messages.indices_of(message)
             with self._inbox.working():
                 self._make(fetcher, seq, indices, Arena(memory), tick, epoch_seed, wants_state)
         except _CancelledError:

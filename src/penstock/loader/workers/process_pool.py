@@ -347,9 +347,10 @@ class ProcessPool:
 
     def _receive_results(self) -> list[TaskResult | WorkerCrash]:
         results: list[TaskResult | WorkerCrash] = []
-        while (message := self._receiver.receive(block=False)) is not None:
+        outstanding = self._outstanding
+        while outstanding and (message := self._receiver.receive(block=False)) is not None:
             result = messages.unpack_result(*message)
-            result.task = self._outstanding.pop(result.seq)
+            result.task = outstanding.pop(result.seq)
             results.append(result)
         return results
 
