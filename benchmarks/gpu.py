@@ -79,14 +79,14 @@ def _program(case: str, limit_s: float) -> Part:
 
 PARTS = (
     Part(
-        name="tests", command=("-m", "benchmarks.gpu_tests"), limit_s=30, needs="pytest",
+        name="tests", command=("-m", "benchmarks.gpu_tests"), limit_s=60, needs="pytest",
         code=("src/penstock", "tests/cuda"),
     ),
     Part(
         name="decoding", command=("-m", "benchmarks.gpu_decoding"), limit_s=45,
         code=("src/penstock/data/formats", "benchmarks/gpu_decoding.py"),
     ),
-    _device(44, "host", "link", "instructions"), _device(150, "steps"), _device(30, "graph"), _device(25, "corruption"),
+    _device(44, "host", "link", "instructions"), _device(105, "steps"), _device(30, "graph"), _device(25, "corruption"),
     _program("images", 75), _program("text", 85), _program("video", 42), _program("live", 38),
     Part(
         name="fit", command=("-m", "benchmarks.fit", "--quick", "--rows", "CNN, SGD", "transformer, AdamW"), limit_s=28,

@@ -167,12 +167,23 @@ def _count(number: int, of: str) -> str:
 
 
 def _sentence(reports: Reports) -> str:
-    """Return what was found on a GPU, with every target and whether it is reached."""
+    """Return what a user asks first, and how many of the targets are reached."""
     if "gpu" not in reports:
         return f"{NEVER}; `make gpu`, which tests and measures there, is ready."
-    said = [f"{one.words} (target {one.target}, {one.verdict})" for one in findings(reports)]
-    said += [tests] if (tests := _tests(reports)) is not None else []
-    return f"On {_where(reports)}: {'; '.join(said) or 'nothing was measured'} ([all of it](docs/gpu.md))."
+    device = reports.get("device", {})
+    said = []
+    for row in device.get("graph", []):
+        ahead, pinned, torchs = (f"{median(_ratios(row, RESIDENT, way)):.2f}" for way in (AHEAD, PINNED, TORCH))
+        said.append(
+            f"a step in a CUDA graph runs at {ahead} of its speed on data that is on the GPU already with `device=`, "
+            f"at {pinned} with penstock's pinned batches and at {torchs} with torch's"
+        )
+    if steps := [median(_ratios(row, RESIDENT, AHEAD)) for row in device.get("steps", [])]:
+        said.append(f"steps whose kernels the host launches at {min(steps):.2f} to {max(steps):.2f} with `device=`")
+    found = [*findings(reports)]
+    reached = sum(one.is_reached for one in found)
+    said.append(f"{reached} of {_count(len(found), 'target')} are reached")
+    return f"On {_where(reports)}: {'; '.join(said)} ([all of it](docs/gpu.md#targets))."
 
 
 def _state(reports: Reports) -> str:

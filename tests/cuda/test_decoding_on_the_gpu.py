@@ -17,6 +17,15 @@ NEAR = 3.0
 """What pixels may differ by on average, of 255: decoders round otherwise, and so do the two ways to resize."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nvjpeg_is_up() -> None:
+    """It opens the GPU's devices when it first decodes; the leak check is to see them as there from the start."""
+    io = pytest.importorskip("torchvision.io")
+    if torch.cuda.is_available() and hasattr(io, "decode_jpeg"):
+        jpeg = io.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))
+        io.decode_jpeg([jpeg], device="cuda")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("torchvision.io")

@@ -29,7 +29,8 @@ PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context
 LEGACY_STREAM = ctypes.c_void_p(1)  # CU_STREAM_LEGACY
 CAPTURE_IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-_EVENT_FLAGS = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING: who waits for one leaves its core to workers
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_BLOCKING = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
 
 _HANDLE, _SIZE, _FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -114,9 +115,7 @@ class DriverEvent:
         Raises:
             torch.AcceleratorError: the device is broken.
         """
-        with self._context.current():
-            result = self._context.driver.cuEventSynchronize(self.handle)
-        if result:  # of its own, or of something that failed before
+        if result := self._context.wait(self.handle):  # of its own, or of something that failed before
             self._context.raise_error(result)
 
     def close(self) -> None:
@@ -138,6 +137,8 @@ class Context:
         self.index = index
         self.events: deque[DriverEvent] = deque()
         """Those that nobody uses."""
+        self._wakers: deque[tuple[int, int]] = deque()
+        """Streams, and an event on each, that nobody waits on."""
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -163,10 +164,35 @@ class Context:
             pass
         handle = ctypes.c_void_p()
         with self.current():
-            result = self.driver.cuEventCreate(ctypes.byref(handle), _EVENT_FLAGS)
+            result = self.driver.cuEventCreate(ctypes.byref(handle), _NO_TIMING)
         if result:
             self.raise_error(result)
         return DriverEvent(self, handle.value or 0)
+
+    def wait(self, event: int) -> int:
+        """Wait for an event without using a core; return the driver's result.
+
+        An event that can wake the host has the GPU interrupt it each time that it is recorded, so those of batches
+        cannot. The few that are waited for are waited for by a stream, and an event that can is recorded behind them.
+        """
+        with self.current():
+            stream, waker = self._wakers.pop() if self._wakers else self._new_waker()
+            result = (
+                self.driver.cuStreamWaitEvent(stream, event, 0)
+                or self.driver.cuEventRecord(waker, stream)
+                or self.driver.cuEventSynchronize(waker)
+            )
+        self._wakers.append((stream, waker))
+        return int(result)
+
+    def _new_waker(self) -> tuple[int, int]:
+        stream, event = ctypes.c_void_p(), ctypes.c_void_p()
+        result = self.driver.cuStreamCreate(ctypes.byref(stream), NON_BLOCKING) or self.driver.cuEventCreate(
+            ctypes.byref(event), _BLOCKING
+        )
+        if result:
+            self.raise_error(result)
+        return stream.value or 0, event.value or 0
 
     def record_all(self) -> DriverEvent | None:
         """Return an event after all work of the context, whatever its stream; None where none can be recorded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.core.stop_signals import StopSignals
+from penstock.core.signals.stop_signals import StopSignals
 from penstock.distributed.stop_agreement import StopAgreement, stop_agreement
 
 

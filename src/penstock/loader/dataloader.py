@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, MapDataPipe, Sampler
 from torch.utils.data import dataloader as torch_module
 
 from penstock.core.host import cores_of_rank
-from penstock.core.interrupts import uninterrupted_finalizer
+from penstock.core.signals.interrupts import uninterrupted_finalizer
 from penstock.core.stats import LoaderStatistics
 from penstock.device import Device
 from penstock.distributed.rank import Distributed

@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import (
 )
 
 from penstock.core.errors import OptionError, RankError
-from penstock.core.interrupts import uninterrupted_finalizer
+from penstock.core.signals.interrupts import uninterrupted_finalizer
 from penstock.data.source import Source
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
 from penstock.loader.begin_epoch import begin_epoch

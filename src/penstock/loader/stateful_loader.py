@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.core.errors import OptionError, StateError
-from penstock.core.stop_signals import STOP_SIGNALS
+from penstock.core.signals.stop_signals import STOP_SIGNALS
 from penstock.core.units import to_epoch
 from penstock.distributed.stop_requests import StopRequests
 from penstock.loader import dataloader

@@ -28,7 +28,7 @@ from penstock.loader.to_device.copy_plan import CopyPlan, InSlot, is_copyable
 from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena
-from penstock.loader.transport.plan import Plan
+from penstock.loader.transport.envelope_plan import EnvelopePlan
 from penstock.loader.transport.ring import MOST_PENDING, Ring
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ Draw = Callable[[int], int]
 def plan_of(batch: Callable[[Arena], Any], nbytes: int = 1 << 20) -> CopyPlan:
     """Return how batches like the one that `batch` makes in an arena are copied."""
     arena = Arena(np.empty(nbytes, np.uint8))
-    return CopyPlan(Plan(codec.encode(batch(arena), arena)))
+    return CopyPlan(EnvelopePlan(codec.encode(batch(arena), arena)))
 
 
 PLAN = plan_of(lambda arena: {"x": arena.tensor((NBYTES,), torch.uint8)})
@@ -436,7 +436,7 @@ def test_many_small_tensors_are_copied_together_and_are_separate_ones_there() ->
     dtypes = torch.float32, torch.int64, torch.bool, torch.float16
     batch: Any = {str(k): filled(arena, (3, 5 + k), k, dtypes[k % 4]) for k in range(12)}
     batch = {"large": filled(arena, (100, 200), 50), "small": batch, "word": "x", "none": torch.empty(0, 3)}
-    plan = CopyPlan(Plan(codec.encode(batch, arena)))
+    plan = CopyPlan(EnvelopePlan(codec.encode(batch, arena)))
     assert [spec.size.numel() > 1000 for spec in plan.specs] == [True, True]
     there = copied(plan, arena.memory)
     assert (there["large"] == 50).all()
@@ -457,7 +457,7 @@ def test_the_order_of_dimensions_is_kept() -> None:
 
     arena = Arena(np.empty(1 << 20, np.uint8))
     ours = batch(arena)
-    there = copied(CopyPlan(Plan(codec.encode(ours, arena))), arena.memory)
+    there = copied(CopyPlan(EnvelopePlan(codec.encode(ours, arena))), arena.memory)
     for one, other in zip(there, ours, strict=True):
         assert torch.equal(one, other)
         assert one.stride() == torch.empty_like(other, device="meta").stride()
@@ -476,4 +476,4 @@ def test_what_bytes_alone_do_not_copy_is_opened_on_the_host(batch: Callable[[Are
     arena = Arena(np.empty(1 << 20, np.uint8))
     made = batch(arena)
     envelope = codec.encode(made, arena)
-    assert not codec.description_nbytes(envelope) or not is_copyable(Plan(envelope))
+    assert not codec.description_nbytes(envelope) or not is_copyable(EnvelopePlan(envelope))

@@ -10,7 +10,7 @@ from penstock.core.errors import TransportError
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport import codec
-from penstock.loader.transport.plan import Plans
+from penstock.loader.transport.envelope_plan import EnvelopePlans
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot, SlotState
 from penstock.loader.workers.pool import TaskResult
@@ -114,7 +114,7 @@ class Opener:
     def __init__(self, ring: Ring, counters: Counters) -> None:
         self.ring = ring
         self.counters = counters
-        self.plans = Plans()
+        self.plans = EnvelopePlans()
 
     def count(self, batch: Batch) -> None:
         """Count a batch that is handed out."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.core.errors import TransportError, WorkerError, WorkerStartError, WorkerTimeoutError
 from penstock.core.events import Recorder
-from penstock.core.interrupts import uninterrupted_finalizer
+from penstock.core.signals.interrupts import uninterrupted_finalizer
 from penstock.loader.counters import Counters
 from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed

@@ -11,7 +11,7 @@ import torch
 from penstock.core.plain_tree import TensorNode
 from penstock.device.base import TensorSpec
 from penstock.loader.scheduling.batch import Batch, Opener
-from penstock.loader.transport.plan import Plan
+from penstock.loader.transport.envelope_plan import EnvelopePlan
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
 
@@ -32,7 +32,7 @@ class CopyPlan:
         plan: of batches in slots, whose tensors `is_copyable`.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: EnvelopePlan) -> None:
         self._plan = plan
         rows: list[list[int]] = []
         for number in sorted(range(len(plan.nodes)), key=plan.offsets.__getitem__):
@@ -94,7 +94,7 @@ class CopyPlan:
         return is_near and max(self._nbytes(number), self._nbytes(other)) < _SMALL_NBYTES
 
 
-def is_copyable(plan: Plan) -> bool:
+def is_copyable(plan: EnvelopePlan) -> bool:
     """Return whether its batches lie in slots, and have tensors of which copying the bytes is enough."""
     return not plan.inline_start and bool(plan.nodes) and all(map(_is_dense, plan.nodes))
 
@@ -141,7 +141,7 @@ class SlotOpener(Opener):
         return super().open(batch)
 
     @staticmethod
-    def _look_at(plan: Plan) -> tuple[CopyPlan | None]:
+    def _look_at(plan: EnvelopePlan) -> tuple[CopyPlan | None]:
         found = (CopyPlan(plan) if is_copyable(plan) else None,)
         plan.on_device = found
         return found

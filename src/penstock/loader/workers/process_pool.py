@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from penstock.core.errors import WorkerStartError
-from penstock.core.interrupts import hold_interrupts
 from penstock.core.shared_segment import SharedSegment
+from penstock.core.signals.interrupts import hold_interrupts
 from penstock.data.stream import Stream
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import OptionError
-from penstock.core.stop_signals import StopSignals
+from penstock.core.signals.stop_signals import StopSignals
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Plans: how the batches of one shape are opened. Their envelopes begin with the same bytes, which describe them.
+"""How batches of one shape are opened: their envelopes begin with the same bytes, which describe them, and have a plan.
 
 What comes again is not parsed again: a plan has the place of each tensor, and a function that puts the tensors together
 to the batch. They are views of the slot; or tensors on a device, see `to_device.copy_plan`.
@@ -18,7 +18,7 @@ _MOST_NBYTES = 8192
 """Longer descriptions have text or numbers in them, which hardly come again."""
 
 
-class Plan:
+class EnvelopePlan:
     """The plan of batches whose envelopes begin as one does.
 
     Args:
@@ -45,19 +45,19 @@ class Plan:
         return self.build(tensors)
 
 
-class Plans:
+class EnvelopePlans:
     """The plans of what has come more than once."""
 
     def __init__(self) -> None:
-        self._plans: dict[bytes, Plan | None] = {}
+        self._plans: dict[bytes, EnvelopePlan | None] = {}
 
-    def of(self, envelope: bytes) -> Plan | None:
+    def of(self, envelope: bytes) -> EnvelopePlan | None:
         """Return the plan of an envelope; None for the first of its kind, and for what is no plain tree.
 
         >>> from penstock.loader.transport.arena import Arena
         >>> arena = Arena(np.empty(1 << 16, np.uint8))
         >>> envelope = codec.encode({"x": torch.arange(5000)}, arena)
-        >>> plans = Plans()
+        >>> plans = EnvelopePlans()
         >>> plans.of(envelope) is None
         True
         >>> plans.of(envelope).open(arena.memory)["x"][:3]
@@ -66,14 +66,14 @@ class Plans:
         plan = self._plans.get(envelope)
         return self._look(envelope) if plan is None else plan
 
-    def _look(self, envelope: bytes) -> Plan | None:
+    def _look(self, envelope: bytes) -> EnvelopePlan | None:
         nbytes = codec.description_nbytes(envelope)
         if not 0 < nbytes <= _MOST_NBYTES:
             return None
         described = envelope[:nbytes]
         plan = self._plans.get(described)
         if plan is None:
-            plan = Plan(envelope) if described in self._plans else None
+            plan = EnvelopePlan(envelope) if described in self._plans else None
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[described] = plan

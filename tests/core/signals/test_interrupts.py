@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.interrupts import hold_interrupts
+from penstock.core.signals.interrupts import hold_interrupts
 
 
 @pytest.fixture
