@@ -63,6 +63,11 @@ class TensorNode(NamedTuple):
     """None where they lie in rows, as contiguous tensors do."""
     requires_grad: bool
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether its elements are all that it is."""
+        return len(self.size) == 1 and self.stride is None and not self.requires_grad
+
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the tensor whose elements are those of `flat`, in one dimension."""
         return shaped(flat, self.size, self.stride, self.requires_grad)
@@ -83,6 +88,13 @@ def compiled(node: Any) -> tuple[list[TensorNode], Build]:
     """
     tensors: list[TensorNode] = []
     return tensors, _build_of(node, tensors)
+
+
+def has_empty(node: Any) -> bool:
+    """Return whether a description has a tensor without elements, which is none of those that `compiled` returns."""
+    if type(node) is not tuple or node[0] in (_TENSOR, _AS_IT_IS):
+        return False
+    return node[0] == _EMPTY or any(map(has_empty, node[-1]))
 
 
 def rebuild(node: Any, memory: Callable[[int, torch.dtype, int], torch.Tensor]) -> Any:

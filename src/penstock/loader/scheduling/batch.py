@@ -10,7 +10,7 @@ from penstock.core.errors import TransportError
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport import codec
-from penstock.loader.transport.envelope_plan import EnvelopePlans
+from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot, SlotState
 from penstock.loader.workers.pool import TaskResult
@@ -123,14 +123,21 @@ class Opener:
         counters.samples += batch.samples
         counters.nbytes += batch.nbytes
 
+    def plan_of(self, batch: Batch) -> EnvelopePlan | None:
+        """Return the plan of a batch, once: each look counts as another batch of its kind."""
+        return None if batch.envelope is None else self.plans.of(batch.envelope)
+
     def open(self, batch: Batch) -> Any:
         """Return what the user gets."""
+        return self.opened(batch, self.plan_of(batch))
+
+    def opened(self, batch: Batch, plan: EnvelopePlan | None) -> Any:
+        """Return a batch on the host, by its plan if it has one."""
         self.count(batch)
         if batch.has_value:
             return batch.value
         envelope, slot = batch.envelope, batch.slot
         assert envelope is not None
-        plan = self.plans.of(envelope)
         if slot is None:
             self.counters.nbytes += codec.nbytes_of(envelope) - batch.nbytes
             self.counters.inline_batches += 1

@@ -96,7 +96,8 @@ class CopyPlan:
 
 def is_copyable(plan: EnvelopePlan) -> bool:
     """Return whether its batches lie in slots, and have tensors of which copying the bytes is enough."""
-    return not plan.inline_start and bool(plan.nodes) and all(map(_is_dense, plan.nodes))
+    is_in_slot = not plan.inline_start and bool(plan.nodes) and not plan.has_empty
+    return is_in_slot and all(map(_is_dense, plan.nodes))
 
 
 @functools.cache
@@ -131,14 +132,13 @@ class SlotOpener(Opener):
 
     def open(self, batch: Batch) -> Any:
         """Return an `InSlot`, or the host batch."""
-        slot, envelope = batch.slot, batch.envelope
-        if slot is not None and slot.locked_nbytes and envelope is not None:
-            plan = self.plans.of(envelope)
-            copies = None if plan is None else (plan.on_device or self._look_at(plan))[0]
+        slot, plan = batch.slot, self.plan_of(batch)
+        if slot is not None and plan is not None:
+            (copies,) = plan.on_device or self._look_at(plan)
             if copies is not None and copies.end <= slot.locked_nbytes:
                 self.count(batch)
                 return InSlot(copies, slot, self.ring)
-        return super().open(batch)
+        return self.opened(batch, plan)
 
     @staticmethod
     def _look_at(plan: EnvelopePlan) -> tuple[CopyPlan | None]:

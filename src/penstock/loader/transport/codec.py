@@ -205,10 +205,10 @@ def description_nbytes(envelope: bytes) -> int:
     return at + _LENGTH.size + int(_LENGTH.unpack_from(envelope, at)[0])
 
 
-def describe(envelope: bytes) -> tuple[list[int], list[plain_tree.TensorNode], plain_tree.Build]:
-    """Return the offset of each tensor of a plain tree, the tensors, and what builds the batch of them."""
+def describe(envelope: bytes) -> tuple[list[int], Any]:
+    """Return the offset of each tensor of a plain tree, and its description; see `plain_tree.compiled`."""
     spans, skeleton, _ = _parse(envelope)
-    return [offset for offset, _ in spans], *plain_tree.compiled(pickle.loads(skeleton))
+    return [offset for offset, _ in spans], pickle.loads(skeleton)
 
 
 class _Pickler(ForkingPickler):

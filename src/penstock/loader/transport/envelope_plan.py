@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.core import plain_tree
 from penstock.loader.transport import codec
 
 _MOST_PLANS = 64
@@ -26,13 +27,16 @@ class EnvelopePlan:
     """
 
     def __init__(self, envelope: bytes) -> None:
-        self.offsets, self.nodes, self.build = codec.describe(envelope)
+        self.offsets, node = codec.describe(envelope)
+        self.nodes, self.build = plain_tree.compiled(node)
+        self.has_empty = plain_tree.has_empty(node)
+        """Whether it makes tensors without elements, which are on the host."""
         self.inline_start = codec.description_nbytes(envelope) if codec.is_inline(envelope) else 0
         """Where the buffers begin in the envelope, if they are there and not in a slot."""
         self.on_device: Any = None
         """What `to_device.copy_plan` keeps here."""
         self._views = [
-            (offset, node.dtype, node.elements, None if (len(node.size), node.stride) == (1, None) else node)
+            (offset, node.dtype, node.elements, None if node.is_flat else node)
             for offset, node in zip(self.offsets, self.nodes, strict=True)
         ]
 
