@@ -707,10 +707,10 @@ def test_a_crash_of_the_library_is_survived_and_names_the_file(
                 file["words"] = [["text", "of"]] * 6
     read = HDF5File.rows
 
-    def crash(self: HDF5File, name: str, start: int, stop: int) -> np.ndarray:
+    def crash(self: HDF5File, name: str, start: int, stop: int, max_nbytes: int) -> np.ndarray:
         if self.path.endswith("b.h5") and name == "/x" and start <= 2 < stop:
             os.kill(os.getpid(), signal.SIGKILL)  # SIGSEGV would be reported at length
-        return read(self, name, start, stop)
+        return read(self, name, start, stop, max_nbytes)
 
     monkeypatch.setattr(HDF5File, "rows", crash)
     with reading(tmp_path / "a.h5", tmp_path / "b.h5") as source:
@@ -1069,6 +1069,24 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, nbytes: int) -> None:
         made.id.write_direct_chunk((0, 0), zlib.compress(bytes(nbytes)))
     with reading(tmp_path / "a.h5") as source, pytest.raises(RecordError, match="other than its 64 bytes"):
         source[0]
+
+
+@pytest.mark.parametrize("other", [{"scaleoffset": 0}, {"fletcher32": True}])
+def test_a_bomb_is_not_unpacked_by_the_library(tmp_path: Path, other: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", data=np.ones((3, 4), "i4"), chunks=(1, 4), compression="gzip", **other)
+        made.id.write_direct_chunk((1, 0), zlib.compress(bytes(2 << 20)) + bytes(4 * ("fletcher32" in other)))
+    with reading(tmp_path / "a.h5", max_record_nbytes=1 << 20) as source:
+        with pytest.raises(RecordError, match="unpacks to more than max_record_nbytes=1048576"):
+            source[1]
+        assert source[0]["x"].tolist() == source[2]["x"].tolist() == [1] * 4
+
+
+def test_a_chunk_that_deflate_packed_well_is_read_by_the_library(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.ones((2, 1 << 20), "u1"), chunks=True, compression="gzip", fletcher32=True)
+    with reading(tmp_path / "a.h5", max_record_nbytes=1 << 20) as source:
+        assert source[1]["x"].sum() == 1 << 20
 
 
 def test_rows_and_chunks_that_are_too_large_are_refused(tmp_path: Path) -> None:

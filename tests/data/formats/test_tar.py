@@ -564,3 +564,12 @@ def test_mutants_give_nothing_but_errors_of_ours(tmp_path: Path, packed: bool, m
                 break
         else:
             pytest.fail("it does not end")
+
+
+def test_a_sample_of_very_many_empty_members_is_too_large(tmp_path: Path) -> None:
+    path = archived(tmp_path / "a.tar", *((f"a.{number}", b"") for number in range(100)), ("b.bin", b"1"))
+    with pytest.raises(RecordError, match=r"10752 bytes; 10240 are the most \(max_record_nbytes\)"):
+        next(iter(penstock.open(path, max_record_nbytes=10 << 10)))
+    stream = penstock.open(path, max_record_nbytes=10 << 10, errors="skip")
+    with pytest.warns(UserWarning, match="are the most"):
+        assert [sample["__key__"] for sample in stream] == ["b"]

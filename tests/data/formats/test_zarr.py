@@ -315,3 +315,11 @@ def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
         file.write_bytes(whole)
     assert outcomes == {"read", "record", "refused"}
     assert json.loads((path / "zarr.json").read_text())["node_type"] == "group"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_chunk_that_reaches_far_beyond_its_array_is_refused(tmp_path: Path, version: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    group.create_array("x", shape=(4, 10), chunks=(1, 1 << 30), dtype="u1")
+    with pytest.raises(SourceError, match="1073741824 bytes for all columns; 1048576 are the most"):
+        reading(tmp_path / "a.zarr", max_record_nbytes=1 << 20)

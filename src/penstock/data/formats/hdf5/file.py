@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import zlib
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from penstock.data.optional import need
 from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _READS_RANGES = hasattr(os, "preadv")  # not on Windows
+_DEFLATE, _FLETCHER32 = 1, 3
+_CHECKSUM_NBYTES = 4
+_PIECE_NBYTES = 1 << 20
+MAX_RATIO = 1032
+"""What deflate packs best: https://zlib.net/zlib_tech.html"""
 
 
 class HDF5File:
@@ -29,6 +35,8 @@ class HDF5File:
         self._map: mmap.mmap | None = None
         self._library: Any = None
         self._datasets: dict[str, Any] = {}
+        self._unchecked: dict[str, set[tuple[int, ...]]] = {}
+        """Where chunks begin that deflate may have packed more in than is allowed: they are looked at once."""
 
     def mapped(self) -> mmap.mmap:
         """Return the file's bytes, once it is known that all are still there: those of a file cut off are a SIGBUS.
@@ -90,11 +98,11 @@ class HDF5File:
             raise RecordError(self.path, offset, key, words)
         return np.frombuffer(self.mapped(), np.uint8, nbytes, offset)
 
-    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+    def rows(self, name: str, start: int, stop: int, max_nbytes: int) -> np.ndarray:
         """Return rows `start` to `stop` of a dataset, all of one chunk, read by the HDF5 library.
 
         Raises:
-            RecordError: it cannot.
+            RecordError: it cannot, or a chunk unpacks to more than `max_nbytes`.
         """
         try:
             with self._lock:
@@ -102,7 +110,10 @@ class HDF5File:
                 if dataset is None:
                     if self._library is None:
                         self._library = need("h5py", "hdf5").File(self.path, "r")
-                    dataset = self._datasets[name] = self._library[name]
+                    dataset = self._library[name]
+                    self._unchecked[name] = _large_chunks(dataset, max_nbytes)
+                    self._datasets[name] = dataset
+                self._check_chunks(dataset, name, start, max_nbytes)
                 try:
                     return np.asarray(dataset[start:stop])
                 except OSError as error:
@@ -110,6 +121,59 @@ class HDF5File:
                     if dataset.ndim != 1 or "no write intent" not in str(error):
                         raise
                     return np.full(stop - start, dataset.fillvalue, object)
+        except RecordError:
+            raise
         except LIBRARY_ERRORS as error:
             words = f"the HDF5 library failed: {type(error).__name__}: {error}"
             raise RecordError(self.path, -1, f"{name}[{start}]", words) from error
+
+    def _check_chunks(self, dataset: Any, name: str, row: int, max_nbytes: int) -> None:
+        """Raise RecordError if a chunk of a row unpacks to too much: the library takes memory until all of it fits."""
+        unchecked = self._unchecked[name]
+        for place in [one for one in unchecked if one[0] <= row < one[0] + dataset.chunks[0]]:
+            skipped, data = dataset.id.read_direct_chunk(place)
+            created = dataset.id.get_create_plist()
+            for turn in reversed(range(created.get_nfilters())):
+                code = created.get_filter(turn)[0]
+                if skipped >> turn & 1:
+                    continue
+                if code == _FLETCHER32:
+                    data = data[:-_CHECKSUM_NBYTES]
+                elif code != _DEFLATE or _inflates_to(data, max_nbytes):
+                    break
+                else:
+                    words = f"a chunk of {len(data)} bytes unpacks to more than max_record_nbytes={max_nbytes}"
+                    raise RecordError(self.path, -1, f"{name}[{row}]", words)
+            unchecked.remove(place)
+
+
+def _large_chunks(dataset: Any, max_nbytes: int) -> set[tuple[int, ...]]:
+    """Return where the chunks of a dataset begin of which deflate may make more than `max_nbytes`."""
+    created, found = dataset.id.get_create_plist(), set[tuple[int, ...]]()
+    codes = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
+    if _DEFLATE in codes and hasattr(dataset.id, "chunk_iter"):
+
+        def collect(one: Any) -> None:
+            if one.size * MAX_RATIO > max_nbytes:
+                found.add(one.chunk_offset)
+
+        dataset.id.chunk_iter(collect)
+    return found
+
+
+def _inflates_to(data: bytes, max_nbytes: int) -> bool:
+    """Return whether what deflate packed has no more than `max_nbytes`, or is broken: that is the library's to say.
+
+    >>> packed = zlib.compress(bytes(1000))
+    >>> _inflates_to(packed, 1000), _inflates_to(packed, 999), _inflates_to(b"no", 0)
+    (True, False, True)
+    """
+    inflating, nbytes = zlib.decompressobj(), 0
+    try:
+        while not inflating.eof and (piece := inflating.decompress(data, _PIECE_NBYTES)):
+            nbytes, data = nbytes + len(piece), inflating.unconsumed_tail
+            if nbytes > max_nbytes:
+                return False
+    except zlib.error:
+        pass
+    return True

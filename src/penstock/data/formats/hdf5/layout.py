@@ -48,6 +48,9 @@ class DatasetLayout(ArrayLayout):
     fill: Any = 0
     """An element of a chunk that was never written."""
 
+    max_nbytes: int
+    """The most that a chunk may unpack to."""
+
     @property
     def grid(self) -> tuple[int, ...]:
         """How many chunks there are along each dimension."""
@@ -110,6 +113,7 @@ def read_layout(dataset: Any, file: ProbedFile, name: str, *, on_heap: bool = Fa
         shape=shape,
         dtype=dtype,
         chunk=(1, *shape) if dataset.chunks is None else (*dataset.chunks, *inner),
+        max_nbytes=file.max_nbytes,
     )
     chunk_nbytes = math.prod(layout.chunk) * layout.dtype.itemsize
     if max(layout.row_nbytes, chunk_nbytes) > file.max_nbytes or count > _MAX_ROWS:

@@ -13,11 +13,8 @@ import numpy as np
 from penstock.core.errors import RecordError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.chunked_rows import ChunkedRows, Wanted
-from penstock.data.formats.hdf5.file import HDF5File
+from penstock.data.formats.hdf5.file import MAX_RATIO, HDF5File
 from penstock.data.formats.hdf5.layout import DatasetLayout
-
-_MAX_RATIO = 1032
-"""What deflate packs best: https://zlib.net/zlib_tech.html"""
 
 _HARMLESS_NBYTES = 64 << 20
 
@@ -66,7 +63,7 @@ class _InPlaceRows(ChunkedRows):
 
 def _read_by_library(layout: DatasetLayout, file: HDF5File, number: int) -> np.ndarray:
     start = number * layout.chunk[0]
-    return file.rows(layout.name, start, min(start + layout.chunk[0], layout.count))
+    return file.rows(layout.name, start, min(start + layout.chunk[0], layout.count), layout.max_nbytes)
 
 
 def _unpack(layout: DatasetLayout, file: HDF5File, number: int) -> np.ndarray:
@@ -109,7 +106,7 @@ def inflate(data: Any, max_nbytes: int) -> bytes:
     (True, 101)
     """
     try:
-        if len(data) * _MAX_RATIO <= _HARMLESS_NBYTES:  # an eighth faster than in pieces that are put together
+        if len(data) * MAX_RATIO <= _HARMLESS_NBYTES:  # an eighth faster than in pieces that are put together
             return zlib.decompress(data, bufsize=max(1, max_nbytes))[: max_nbytes + 1]
         inflating = zlib.decompressobj()
         found = inflating.decompress(data, max_nbytes + 1)

@@ -201,8 +201,11 @@ def _nbytes(array: Any) -> int:
 
 def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
     is_ragged = RAGGED in one.attrs
-    array = _layout(one["values"], f"{name}/values") if is_ragged else _layout(one, name)
-    chunk_nbytes = array.row_nbytes * array.chunk[0]
+    values = one["values"] if is_ragged else one
+    array = _layout(values, f"{name}/values" if is_ragged else name)
+    chunk = values.shards or values.chunks
+    sizes = (max(both) for both in zip(chunk[1:], array.shape, strict=True))  # a chunk may reach beyond its array
+    chunk_nbytes = chunk[0] * math.prod(sizes) * int(array.dtype.itemsize)
     if chunk_nbytes > most_nbytes:
         raise SourceError(
             f"{path}: chunks of array {name!r} are {chunk_nbytes} bytes for all columns; {most_nbytes} are the most; "
