@@ -33,6 +33,7 @@ ALLOWED = {
     "core/tree.py": ("a batch that is no plain collection, as torch's pin_memory does", {"copy.copy(original)"}),
     "data/formats/arrow/ipc.py": ("a threading.local", {"self._threads.__dict__"}),
     "data/mixture.py": ("shared memory of penstock's", {"self._memory.__reduce__"}),
+    "data/sample_cache/sample_bytes.py": ("a module", {"vars(torch)"}),
     "data/sample_cache/sample_cache.py": ("shared memory of penstock's", {"self._memory.__reduce__"}),
     "launch/program.py": ("a module", {"main.__dict__"}),
     "loader/dataloader.py": ("a module", {"vars(torch_module)"}),
@@ -46,6 +47,7 @@ ALLOWED = {
     ),
     "loader/torch_watch.py": ("classes", {"kind.__dict__", "one.__dict__"}),
     "loader/transport/codec.py": ("tensors and arrays", {"obj.__reduce__", "obj.__reduce_ex__"}),
+    "loader/workers/ray/task_queue.py": ("a task of penstock's", {"copy.copy(task)"}),
     "loader/workers/sample_fetcher.py": ("a state, not what has it", {"copy.deepcopy(dataset.state_dict())"}),
     "loader/workers/stream_shard.py": (
         "several shards of a stream in one process, which torch cannot have, need copies of it",
