@@ -46,30 +46,32 @@ class PerProcess(Generic[_Handle]):
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._handle: _Handle | None = None
+        self._opened: tuple[int, _Handle] | None = None
+        """The process that has opened it, and the handle. One attribute: a thread that reads two of them after a fork
+        might get the parent's handle with the pid of this process."""
 
     def get(self) -> _Handle:
         """Return this process's handle; the first call in a process opens it."""
-        handle, pid = self._handle, os.getpid()
-        if handle is not None and self._pid == pid:
-            return handle
+        opened, pid = self._opened, os.getpid()
+        if opened is not None and opened[0] == pid:
+            return opened[1]
         with _first:
             if self._pid != pid:
                 # The parent's handle is kept: its finalizer would close a file or connection that the parent uses. Its
                 # lock may be held, by a thread that this process does not have.
-                _INHERITED.append(self._handle)
+                _INHERITED.append(self._opened)
                 self._forget()
             lock = self._lock
         with lock:
-            if self._handle is None:
-                self._handle = self._make()
-            return self._handle
+            if self._opened is None:
+                self._opened = pid, self._make()
+            return self._opened[1]
 
     def close(self) -> None:
         """Close this process's handle, if it is open."""
-        handle, self._handle = self._handle, None
-        if handle is not None and self._close is not None and self._pid == os.getpid():
-            self._close(handle)
+        opened, self._opened = self._opened, None
+        if opened is not None and self._close is not None and opened[0] == os.getpid():
+            self._close(opened[1])
 
     def __del__(self) -> None:
         """Close the handle of a source that was dropped."""
