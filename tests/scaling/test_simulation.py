@@ -25,7 +25,6 @@ trainers = st.builds(
     round_trip_s=st.floats(0.0, 0.02),
     link_s=st.floats(0.0, 0.001),
     prefetch_factor=st.integers(1, 4),
-    is_split=st.booleans(),
 )
 costs = st.lists(st.floats(0.0, 0.05), min_size=1, max_size=40)
 
@@ -80,14 +79,6 @@ def test_a_worker_that_sends_its_batch_makes_no_other_in_the_meantime() -> None:
     assert simulated_pace(replace(alone, workers=4), [0.01], skip=20).samples_per_s == pytest.approx(100.0)
 
 
-def test_workers_that_fill_batches_together_have_fewer_batches_in_flight() -> None:
-    whole = Trainer(workers=4, batch_size=16, step_s=1.0)
-    split = replace(whole, is_split=True)
-    assert simulate(split, [0.01], batches=20).samples < simulate(whole, [0.01], batches=20).samples
-    for trainer in (whole, split):  # the step is the bound, whoever fills what
-        assert simulated_pace(trainer, [0.01], skip=20).samples_per_s == pytest.approx(16.0)
-
-
 @settings(deadline=None)
 @given(trainers, costs, st.integers(1, 40))
 def test_no_batch_is_lost_and_workers_are_never_busy_longer_than_the_run(
@@ -108,14 +99,13 @@ def test_the_simulation_is_never_faster_than_the_formula_in_the_long_run(
     trainer: Trainer, samples_s: list[float]
 ) -> None:
     batches = 60
-    whole = replace(trainer, is_split=False)
-    epoch = simulate(whole, samples_s * trainer.batch_size, batches)
+    epoch = simulate(trainer, samples_s * trainer.batch_size, batches)
     rows = batches * trainer.batch_size
     made_s = sum(samples_s[index % len(samples_s)] for index in range(rows))
-    work_s = batches * (whole.task_s + whole.round_trip_s) + rows * whole.row_s + made_s
-    assert epoch.handed_out_s[-1] >= work_s / whole.workers * (1 - 1e-9)
-    assert epoch.handed_out_s[-1] >= rows * whole.link_s * (1 - 1e-9)
-    assert epoch.handed_out_s[-1] >= batches * (whole.handling_s + whole.step_s) - whole.step_s - 1e-9
+    work_s = batches * (trainer.task_s + trainer.round_trip_s) + rows * trainer.row_s + made_s
+    assert epoch.handed_out_s[-1] >= work_s / trainer.workers * (1 - 1e-9)
+    assert epoch.handed_out_s[-1] >= rows * trainer.link_s * (1 - 1e-9)
+    assert epoch.handed_out_s[-1] >= batches * (trainer.handling_s + trainer.step_s) - trainer.step_s - 1e-9
 
 
 @settings(deadline=None)
@@ -123,7 +113,7 @@ def test_the_simulation_is_never_faster_than_the_formula_in_the_long_run(
 def test_even_samples_match_the_formula_when_one_part_is_far_slower_than_the_others(
     trainer: Trainer, sample_s: float
 ) -> None:
-    alone = replace(trainer, is_split=False, link_s=0.0, step_s=0.0, handling_s=0.0, result_s=0.0)
+    alone = replace(trainer, link_s=0.0, step_s=0.0, handling_s=0.0, result_s=0.0)
     found = simulated_pace(alone, [sample_s], skip=alone.workers * 8, batches=alone.workers * 40)
     assert found.samples_per_s == pytest.approx(pace(alone, sample_s).samples_per_s, rel=0.05)
 

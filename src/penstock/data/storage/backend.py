@@ -63,7 +63,7 @@ def mark_of_server(endpoint: str) -> str:
     """Return what makes versions of one server differ from another's, whose bucket may have the same name and ETags.
 
     >>> mark_of_server("https://s3.amazonaws.com"), mark_of_server("")
-    (' @af78f3f0', '')
+    (' @1ec878d0', '')
     """
     return f" @{hashlib.sha256(endpoint.encode()).hexdigest()[:8]}" if endpoint else ""
 

@@ -37,8 +37,11 @@ def unpacked_nbytes(message: Any) -> int | None:
 
     >>> import pyarrow as pa
     >>> batch = pa.record_batch([pa.array(range(1000))], names=["x"])
-    >>> packed = batch.serialize(options=pa.ipc.IpcWriteOptions(compression="zstd"))
-    >>> unpacked_nbytes(pa.ipc.read_message(packed)), unpacked_nbytes(pa.ipc.read_message(batch.serialize()))
+    >>> sink = pa.BufferOutputStream()
+    >>> with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+    ...     stream.write_batch(batch)
+    >>> _, packed = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    >>> unpacked_nbytes(packed), unpacked_nbytes(pa.ipc.read_message(batch.serialize()))
     (8000, None)
     """
     metadata = memoryview(message.metadata)
