@@ -1,23 +1,21 @@
-"""Each format beside its usual reader: `python -m benchmarks.sources [--skilled] [--quick] [--json FILE]`.
+"""Each format beside readers of those who know it well: `python -m benchmarks.sources [--quick] [--json FILE]`.
 
-The usual reader (`usual_readers`) in torch's DataLoader, and `penstock.open` in penstock's: the same files, batch size
-and number of workers, whole epochs, interleaved, after one warm-up epoch. The files are in the page cache. The loop
-reads one byte of every cache line of each batch. If penstock is less than 1.5 times as fast as the usual reader, the
-ceiling is measured, too: plain processes that only make the samples.
-
-With `--skilled` it is the readers of those who know a format well instead (`skilled_readers`), as far as they are
-installed, each in a process of its own; and the CPU time of all processes beside the wall time.
+`penstock.open` in penstock's DataLoader, and the readers of `skilled_readers` that are installed, each in a process of
+its own: the same files, batch size and number of workers, whole epochs, interleaved, after one warm-up epoch. Measured
+are wall time and the CPU time of all processes. The files are in the page cache. The loop reads one byte of every cache
+line of each batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,12 +25,9 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.utils.data import DataLoader as TorchLoader
 
 import penstock
-from benchmarks import usual_readers as usual
-from benchmarks.benchmark_result import Result, Target, compare
-from benchmarks.ceiling import ceiling
+from benchmarks.benchmark_result import Result, compare
 from benchmarks.epoch_timing import Consumer, EpochTiming, time_epoch
 from benchmarks.fresh_process import forked
 from benchmarks.interleaved import interleave
@@ -42,7 +37,6 @@ from benchmarks.skilled_readers import READERS
 from benchmarks.workloads import Workload
 
 OURS = "penstock"
-TIMES, OF_CEILING = 1.5, 0.9
 SIDE = 64
 
 
@@ -51,23 +45,14 @@ class Case:
     """One format, with its files."""
 
     name: str
-    reader: str
-    """A description of the usual reader."""
-
     samples: int
     batch_size: int
-    usual: Callable[[int], Any]
-    """Given a number of workers, torch's loader."""
-
     ours: Callable[[int], Any]
-    source: Callable[[], Any] | None = None
-    """Opens the source alone, for the ceiling; None for streams."""
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sources", description=__doc__.partition("\n")[0])
-    parser.add_argument("--skilled", action="store_true", help="beside readers that use a format well")
     parser.add_argument("--quick", action="store_true", help="fewer samples and rounds")
     parser.add_argument("--formats", nargs="*", choices=sorted(CASES), help="only these")
     parser.add_argument("--workers", type=int, default=2)
@@ -75,23 +60,19 @@ def main() -> None:
     arguments = parser.parse_args()
     console, started, results = Console(stderr=True), time.perf_counter(), []
     for name in arguments.formats or CASES:
-        if name == "arrow" and not usual.has_hugging_face():
+        if name == "arrow" and importlib.util.find_spec("datasets") is None:
             console.print("arrow: left out, Hugging Face's datasets is not installed", style="dim")
             continue
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             case = CASES[name](Path(folder), 1 if arguments.quick else 4)
             rounds = 3 if arguments.quick else 5
-            if arguments.skilled:
-                skilled = partial(_measure_skilled, case, Path(folder), arguments.workers, rounds)
-                found_here, notes = forked(skilled)
-                console.print(*notes, sep="\n", style="dim", end="\n" if notes else "")
-                results += found_here
-            else:
-                results.append(forked(partial(_measure, case, arguments.workers, rounds)))
+            found_here, notes = forked(partial(_measure, case, Path(folder), arguments.workers, rounds))
+            console.print(*notes, sep="\n", style="dim", end="\n" if notes else "")
+            results += found_here
         console.print(*map(_summarize, results[-2:]), sep="\n", style="dim")
         if arguments.json:
             found = {
-                "benchmark": "skilled" if arguments.skilled else "sources",
+                "benchmark": "skilled",
                 "quick": arguments.quick,
                 "workers": arguments.workers,
                 "machine": facts(),
@@ -100,31 +81,10 @@ def main() -> None:
             }
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    report = _print_skilled if arguments.skilled else _print
-    report(results, arguments.workers, time.perf_counter() - started)
+    _print(results, arguments.workers, time.perf_counter() - started)
 
 
-def _measure(case: Case, workers: int, rounds: int) -> Result:
-    torch.set_num_threads(1)
-    runs: dict[str, Callable[[], EpochTiming]] = {
-        OURS: partial(time_epoch, case.ours(workers), Consumer("touch")),
-        case.reader: partial(time_epoch, case.usual(workers), Consumer("touch")),
-    }
-    interleave(runs, 1)
-    ran = interleave(runs, rounds)
-    figures = ran.figures(lambda one: case.samples / one.seconds)
-    result = compare(case.name, case.name, "samples/s", figures, [Target(against=case.reader, at_least=TIMES)], [])
-    if all(result.verdicts()) or case.source is None:
-        return result
-    runs.clear()
-    with _ceiling(case, workers) as bound:
-        ran = interleave({OURS: partial(time_epoch, case.ours(workers), Consumer("touch")), "ceiling": bound}, rounds)
-    figures = {**figures, "ceiling": ran.figures(lambda one: case.samples / one.seconds)["ceiling"]}
-    targets = [Target(against=case.reader, at_least=TIMES), Target(against="ceiling", at_least=OF_CEILING)]
-    return compare(case.name, case.name, "samples/s", figures, targets, [])
-
-
-def _measure_skilled(case: Case, folder: Path, workers: int, rounds: int) -> tuple[list[Result], list[str]]:
+def _measure(case: Case, folder: Path, workers: int, rounds: int) -> tuple[list[Result], list[str]]:
     """Return the figures in wall time and in CPU time, and what could not be measured."""
     torch.set_num_threads(1)
     runs: dict[str, Callable[[], EpochTiming]] = {OURS: partial(time_epoch, case.ours(workers), Consumer("touch"))}
@@ -157,23 +117,6 @@ def _measure_skilled(case: Case, folder: Path, workers: int, rounds: int) -> tup
     return results, [*notes, *warm_up.notes, *ran.notes]
 
 
-@contextmanager
-def _ceiling(case: Case, workers: int) -> Iterator[Callable[[], EpochTiming]]:
-    assert case.source is not None
-    workload = Workload(
-        name=case.name,
-        dataset=case.source(),
-        batch_size=case.batch_size,
-        batches=-(-case.samples // case.batch_size),
-    )
-    with ceiling(workload, workers) as run:
-        yield run
-
-
-def _torch_loader(dataset: Any, batch_size: int, workers: int, **options: Any) -> Any:
-    return TorchLoader(dataset, batch_size, num_workers=workers, persistent_workers=True, **options)
-
-
 def _penstock_loader(source: Any, batch_size: int, workers: int, **options: Any) -> Any:
     return penstock.DataLoader(source, batch_size, num_workers=workers, persistent_workers=True, **options)
 
@@ -200,12 +143,9 @@ def images(folder: Path, times: int) -> Case:
     train = folder / "train"
     return Case(
         name="images",
-        reader="Pillow, as torchvision's ImageFolder, in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch_loader(usual.PillowFolder(train, 224), 64, workers, shuffle=True),
         ours=lambda workers: _penstock_loader(penstock.open(train, size=224), 64, workers, shuffle=True),
-        source=lambda: penstock.open(train, size=224),
     )
 
 
@@ -219,12 +159,9 @@ def _hdf5(folder: Path, times: int, name: str, samples: int, **storage: Any) -> 
         file.create_dataset("label", data=np.arange(count))
     return Case(
         name=name,
-        reader="an h5py dataset in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch_loader(usual.H5(path, count), 64, workers, shuffle=True),
         ours=lambda workers: _penstock_loader(penstock.open(path), 64, workers, shuffle=True),
-        source=lambda: penstock.open(path),
     )
 
 
@@ -241,28 +178,29 @@ def parquet(folder: Path, times: int) -> Case:
     pq.write_table(pa.table(columns), path, row_group_size=256)
     return Case(
         name="parquet",
-        reader="pyarrow's row groups in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch_loader(usual.ParquetRows(path), 64, workers),
         ours=lambda workers: _penstock_loader(penstock.open(path), 64, workers, shuffle=True),
-        source=lambda: penstock.open(path),
     )
 
 
 def arrow(folder: Path, times: int) -> Case:
     """Pictures, as Hugging Face's datasets keeps them."""
+    import datasets
+
     count = 2048 * times
-    usual.save_hugging_face(folder / "train", _pictures(count))
+    pictures = _pictures(count)
+    features = datasets.Features(
+        {"image": datasets.Array3D(pictures.shape[1:], "uint8"), "label": datasets.Value("int64")}
+    )
+    columns = {"image": list(pictures), "label": range(count)}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(folder / "train")
     files = sorted((folder / "train").glob("*.arrow"))
     return Case(
         name="arrow",
-        reader="Hugging Face datasets, as torch tensors, in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch_loader(usual.hugging_face(folder / "train"), 64, workers, shuffle=True),
         ours=lambda workers: _penstock_loader(penstock.open(files), 64, workers, shuffle=True),
-        source=lambda: penstock.open(files),
     )
 
 
@@ -279,12 +217,9 @@ def lmdb(folder: Path, times: int) -> Case:
     shape = pictures.shape[1:]
     return Case(
         name="lmdb",
-        reader="an lmdb dataset in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch_loader(usual.Lmdb(path, count, shape), 64, workers, shuffle=True),
         ours=lambda workers: _penstock_loader(penstock.open(path).map(_ToArray(shape)), 64, workers, shuffle=True),
-        source=lambda: penstock.open(path).map(_ToArray(shape)),
     )
 
 
@@ -309,10 +244,8 @@ def tar(folder: Path, times: int) -> Case:
     pattern = str(folder / "train-{0..7}.tar")
     return Case(
         name="tar",
-        reader="WebDataset in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch_loader(usual.webdataset(pattern, ("npy", "cls")), 64, workers),
         ours=lambda workers: _penstock_loader(penstock.open(pattern, fields=["npy", "cls"]), 64, workers),
     )
 
@@ -330,13 +263,10 @@ def tfrecord(folder: Path, times: int) -> Case:
         writer.write({"vector": (vector, "float"), "label": (number, "int")})
     writer.close()
     tfrecord2idx.create_index(str(path), f"{path}.index")
-    described = {"vector": "float", "label": "int"}
     return Case(
         name="tfrecord",
-        reader="the tfrecord package in torch's DataLoader",
         samples=count,
         batch_size=128,
-        usual=lambda workers: _torch_loader(usual.tfrecords(path, described, dict), 128, workers),
         ours=lambda workers: _penstock_loader(penstock.open(path), 128, workers),
     )
 
@@ -351,10 +281,8 @@ def jsonl(folder: Path, times: int) -> Case:
             file.write(json.dumps({"vector": vector, "label": number}) + "\n")
     return Case(
         name="jsonl",
-        reader="json and a list of lines in torch's DataLoader",
         samples=count,
         batch_size=128,
-        usual=lambda workers: _torch_loader(usual.JsonLines(path), 128, workers),
         ours=lambda workers: _penstock_loader(penstock.open(path), 128, workers),
     )
 
@@ -367,10 +295,8 @@ def csv(folder: Path, times: int) -> Case:
     np.savetxt(path, table, "%.6f", delimiter=",", header=",".join(f"x{i}" for i in range(16)), comments="")
     return Case(
         name="csv",
-        reader="csv.DictReader in torch's DataLoader",
         samples=count,
         batch_size=128,
-        usual=lambda workers: _torch_loader(usual.CsvRows(path), 128, workers),
         ours=lambda workers: _penstock_loader(penstock.open(path), 128, workers),
     )
 
@@ -383,41 +309,9 @@ def tokens(folder: Path, times: int) -> Case:
     source = partial(penstock.open, path, dtype="uint16", length=1024)
     return Case(
         name="tokens",
-        reader="np.memmap in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch_loader(usual.Windows(path, 1024), 64, workers, shuffle=True),
         ours=lambda workers: _penstock_loader(source(), 64, workers, shuffle=True),
-        source=source,
-    )
-
-
-def video(folder: Path, times: int) -> Case:
-    """Clips of 16 frames of 160x120."""
-    import av
-
-    files = []
-    for number in range(8):
-        files.append(folder / f"{number}.mp4")
-        draw = np.random.default_rng(number)
-        with av.open(str(files[-1]), "w") as container:
-            stream = container.add_stream("libx264", rate=25, options={"g": "25"})
-            stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
-            scene = draw.integers(0, 256, (15, 20, 3)).repeat(8, 0).repeat(8, 1).astype(np.uint8)
-            for frame in range(160):
-                picture = np.roll(scene, frame, axis=1)
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-            container.mux(stream.encode(None))
-    return Case(
-        name="video",
-        reader="PyAV, opened for each clip, in torch's DataLoader",
-        samples=80,
-        batch_size=8,
-        usual=lambda workers: _torch_loader(usual.Clips(files, 10, 16), 8, workers, shuffle=True),
-        ours=lambda workers: _penstock_loader(
-            penstock.open(files, frames=16, fields=["video"]), 8, workers, shuffle=True
-        ),
-        source=lambda: penstock.open(files, frames=16, fields=["video"]),
     )
 
 
@@ -433,7 +327,6 @@ CASES: dict[str, Callable[[Path, int], Case]] = {
     "jsonl": jsonl,
     "csv": csv,
     "tokens": tokens,
-    "video": video,
 }
 
 
@@ -447,33 +340,7 @@ def _summarize(result: Result) -> str:
     )
 
 
-def _meets_target(result: Result) -> bool:
-    return any(result.verdicts())
-
-
 def _print(results: list[Result], workers: int, seconds: float) -> None:
-    table = Table(title=f"samples/s with {workers} workers; ratios are the rounds' median (least … most)")
-    for head in ("format", "penstock", "usual reader", "times", "of the ceiling"):
-        table.add_column(head)
-    for result in results:
-        reader, times = next(iter(result.ratios.items()))
-        bound = f"{statistics.median(result.ratios['ceiling']):.2f}" if "ceiling" in result.ratios else "–"
-        table.add_row(
-            result.name,
-            f"{statistics.median(result.figures[OURS]):,.0f}",
-            f"{statistics.median(result.figures[reader]):,.0f}  {reader}",
-            f"{statistics.median(times):.2f} ({min(times):.2f} … {max(times):.2f})",
-            bound,
-        )
-    Console(width=150).print(table)
-    names = ", ".join(result.name for result in results if not _meets_target(result)) or "none"
-    print(
-        f"sources: {TIMES} times the usual reader or {OF_CEILING} of the ceiling in "
-        f"{sum(map(_meets_target, results))} of {len(results)}, missed: {names}; {seconds:.0f} s"
-    )
-
-
-def _print_skilled(results: list[Result], workers: int, seconds: float) -> None:
     table = Table(title=f"{workers} workers; ratios are the rounds' median (least … most)")
     for head in ("format", "penstock", "unit", "times", "beside"):
         table.add_column(head)

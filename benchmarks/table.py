@@ -1,9 +1,9 @@
 """Format results as tables: for a terminal, and as Markdown. Pure data → text.
 
 `python -m benchmarks.table FILE.json ...` prints the tables. `python -m benchmarks.table --page docs/data.md` replaces
-the text between each marker that names a file, such as `<!-- bench: benchmarks/results/loader-4core.json -->`, and the
+the text between each marker that names a file, such as `<!-- bench: benchmarks/results/loader-2core.json -->`, and the
 next `<!-- bench:end -->` with the table of that file. For a report with several tables, the marker also names the
-table: `<!-- bench: benchmarks/results/scale-4core.json check -->`. A marker may instead name the folder of
+table: `<!-- bench: benchmarks/results/everyday-2core.json workers -->`. A marker may instead name the folder of
 `benchmarks.gpu` and a section of `gpu_tables`.
 """
 
@@ -22,7 +22,6 @@ from rich.table import Table
 from benchmarks import gpu_tables
 from benchmarks.benchmark_result import OURS, Result, Spread, Target
 from benchmarks.machine_facts import PEER_PACKAGES
-from benchmarks.scaling.tables import scale_table
 from penstock.core.units import size_text
 from penstock.tune.setting import Setting
 
@@ -85,8 +84,6 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
 
     For a report with several tables, `name` selects one.
     """
-    if report.get("benchmark") == "scale":
-        return scale_table(report, name)
     if report.get("benchmark") == "everyday":
         return _everyday_table(report, name)
     if name == "peers":
@@ -96,7 +93,6 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         "fit": _fit_table,
         "plan_peers": _plan_peers_table,
         "readers": _readers_table,
-        "sources": _sources_table,
         "skilled": _skilled_table,
         "tune": _tune_table,
     }
@@ -200,17 +196,6 @@ def estimate_text(estimate: int | None, truth: int) -> str:
     ('+50.0 %', 'fails')
     """
     return "fails" if estimate is None else f"{100 * (estimate / truth - 1):+.1f} %"
-
-
-def _sources_table(report: dict[str, Any]) -> str:
-    lines = ["| format | usual reader, in torch's DataLoader | times as fast (least … most) | penstock, samples/s |"]
-    lines.append("| --- | --- | --- | --- |")
-    for result in map(Result.from_json, report["results"]):
-        mine = number_text(Spread.of(result.figures[OURS]).median)
-        for other, ratios in result.ratios.items():
-            usual = re.sub(r",? in torch's DataLoader$", "", other)
-            lines.append(f"| {result.name} | {usual} | {_range(ratios, 1)} | {mine} |")
-    return "\n".join(lines)
 
 
 def _skilled_table(report: dict[str, Any]) -> str:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scaling.fleet import GIGABIT, Machines, Plan, Work, plan
+from benchmarks.scale import GIGABIT, Machines, Plan, Work, plan
 
-WORK = Work(sample_s=0.012, sample_nbytes=600_000, stored_nbytes=110_000, batch_size=256, step_s=0.18)
+WORK = Work()
 
 works = st.builds(
     Work,

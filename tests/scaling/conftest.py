@@ -1,8 +1,0 @@
-"""Put the benchmarks, which are not part of the package, on sys.path."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
