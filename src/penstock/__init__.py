@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.data.storage.storage import Storage
     from penstock.data.stream import Stream
     from penstock.device import Sim
-    from penstock.loader.inference import infer
+    from penstock.inference.infer import infer
     from penstock.loader.padding import PadCollate
     from penstock.loader.stateful_loader import DataLoader
     from penstock.loader.workers.sample_seed import sample_rng, sample_seed
@@ -134,7 +134,7 @@ _HOMES = {
     "penstock.core.stats": ("LoaderStatistics", "RingCounts", "StageTimes"),
     "penstock.device": ("Sim",),
     "penstock.data.convert": ("Conversion", "convert"),
-    "penstock.loader.inference": ("infer",),
+    "penstock.inference.infer": ("infer",),
     "penstock.loader.stateful_loader": ("DataLoader",),
     "penstock.loader.padding": ("PadCollate",),
     "penstock.data.shared": ("shared",),

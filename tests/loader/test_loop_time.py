@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import penstock
 from penstock.loader.counters import Counters
 from penstock.loader.loop_time import LoopTime
-from penstock.loader.torch_watch import TimedLoop
+from penstock.observe.live.torch_watch import TimedLoop
 from penstock.observe.record import rates
 
 

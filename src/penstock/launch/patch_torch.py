@@ -16,7 +16,7 @@ from penstock.loader.import_hooks import forget_imports, on_import
 if TYPE_CHECKING:
     from penstock.loader.counters import Counters
     from penstock.loader.dataloader import DataLoader
-    from penstock.loader.torch_watch import TorchWatch
+    from penstock.observe.live.torch_watch import TorchWatch
 
 _MODULES = ("torch.utils.data", "torch.utils.data.dataloader")
 _TORCHDATA = "torchdata.stateful_dataloader"
@@ -64,7 +64,7 @@ class TorchPatch:
 
     def _replace(self) -> None:
         from penstock.loader import dataloader
-        from penstock.loader.torch_watch import TorchWatch
+        from penstock.observe.live.torch_watch import TorchWatch
 
         watch = self._watch = TorchWatch(self._observer.find_counters)
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.torch_watch import TorchWatch
+from penstock.observe.live.torch_watch import TorchWatch
 
 _MODULE = "torchdata.stateful_dataloader.stateful_dataloader"
 

@@ -64,7 +64,7 @@ class Counters:
     fallback_reason: str = ""
     """Why torch's iterator ran in place of penstock's; empty if it did not."""
     loop: weakref.ref[Any] | None = None
-    """The iterator that was made last, for observers in other threads (see `loop_snapshot`)."""
+    """The iterator that was made last, for observers in other threads (see `observe.live.loop_snapshot`)."""
 
     @contextlib.contextmanager
     def changing_workers(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +35,13 @@ from penstock.loader.to_device.pinning import Pinning, pinning_of
 from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.transport.ring import Ring
 from penstock.loader.workers.pool import Pool
-from penstock.loader.workers.ray.cluster import Cluster
-from penstock.loader.workers.ray.ray_pool import RayPool
 from penstock.loader.workers.thread_gate import ThreadGate
 from penstock.loader.workers.thread_pool import ThreadPool
 
 _LEAST_RING_NBYTES = 64 << 20
+
+_RAY_POOL = "penstock.cluster.ray_pool"
+"""Where the pool for worker_type="ray" is: in a folder above this one, so that it is named here, and not imported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,15 +59,19 @@ class Pipeline:
     keep an exception, whose frames refer to the iterator, and a finalizer that held it would keep that alive."""
 
     @property
+    def pool(self) -> Pool | None:
+        """The workers; None where batches are made in this process."""
+        return self.scheduler.pool if isinstance(self.scheduler, Scheduler) else None
+
+    @property
     def processes(self) -> list[Any]:
         """The worker processes, by worker number."""
-        return self.scheduler.pool.processes if isinstance(self.scheduler, Scheduler) else []
+        return self.pool.processes if self.pool is not None else []
 
     @property
     def thread_gate(self) -> ThreadGate | None:
         """Where the worker threads can be stopped; None if the workers are no threads."""
-        pool = self.scheduler.pool if isinstance(self.scheduler, Scheduler) else None
-        return pool.gate if isinstance(pool, ThreadPool) else None
+        return self.pool.gate if isinstance(self.pool, ThreadPool) else None
 
     @property
     def copies_ahead(self) -> bool:
@@ -252,14 +258,13 @@ def _pool(
         return ThreadPool(worker_spec, workers, base_seed=base_seed)
     announced = workers if mode == "round_robin" else config.num_workers
     if config.worker_type == "ray":
-        runtime.resources.join_cluster(config.cluster_address)
-        return RayPool(
-            worker_spec,
-            workers,
-            cluster=Cluster(config.cluster_address),
-            reported_workers=announced,
-            base_seed=base_seed,
+        cluster: Any = importlib.import_module(_RAY_POOL)
+        connect = functools.partial(cluster.Cluster, config.cluster_address)
+        runtime.resources.hold_cluster(connect)
+        ray_pool: Pool = cluster.RayPool(
+            worker_spec, workers, cluster=connect(), reported_workers=announced, base_seed=base_seed
         )
+        return ray_pool
     most = workers if runtime.autoscale is None else runtime.autoscale.limits.most_waiting
     from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,6 @@ from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.transport.ring import Ring
 from penstock.loader.workers.busy_time import BusyTime
-from penstock.loader.workers.ray.cluster import Cluster
 
 
 class RingCache:
@@ -70,12 +70,12 @@ class LoaderResources:
 
     def __init__(self) -> None:
         self.ring_cache = RingCache()
-        self._cluster: Cluster | None = None
+        self._cluster: Any = None
 
-    def join_cluster(self, address: str | None) -> None:
-        """Hold a share in the connection to a Ray cluster, so that it does not end with an epoch's workers."""
+    def hold_cluster(self, connect: Callable[[], Any]) -> None:
+        """Hold a share in the connection to a cluster, so that it does not end with an epoch's workers."""
         if self._cluster is None:
-            self._cluster = Cluster(address)
+            self._cluster = connect()
 
     def close(self) -> None:
         """Close the ring that is not in use, and leave the cluster."""

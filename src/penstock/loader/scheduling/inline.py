@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from penstock.loader.counters import Counters
-from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
@@ -108,11 +107,6 @@ class InlineScheduler:
                 self._ring.note(slot, fetched.arena.used)
             return fetched.batch
         raise StopIteration
-
-    def snapshot(self) -> LoopSnapshot:
-        """Return what this loop looks like just now: its slots. Any thread may call it at any time."""
-        counts = self._ring.counts()
-        return LoopSnapshot(held=counts.held, slots_nbytes=counts.nbytes)
 
     def current_shard(self, position: int, shard: StreamShard) -> StreamShard:
         """Return a shard of an iterable dataset as it is now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,6 @@ from penstock.core.errors import TransportError, WorkerError, WorkerStartError, 
 from penstock.core.events import Recorder
 from penstock.core.signals.interrupts import uninterrupted_finalizer
 from penstock.loader.counters import Counters
-from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
 from penstock.loader.scheduling.batch import Batch, Opener
@@ -168,21 +168,9 @@ class Scheduler:
         """What was used up since the last batch that was handed out: batches without samples."""
         return self._window.consumed_since
 
-    def snapshot(self) -> LoopSnapshot:
-        """Return what this loop looks like just now. Any thread may call it at any time.
-
-        Raises:
-            RuntimeError, ValueError, IndexError: too much changed meanwhile; the caller tries again later.
-        """
-        counts, workers = self._ring.counts(), self.pool.snapshot()
-        return LoopSnapshot(
-            ready=self._window.count_ready(workers.finished),
-            held=counts.held,
-            slots_nbytes=counts.nbytes,
-            workers=self.pool.size,
-            working=workers.working,
-            starting=workers.starting,
-        )
+    def count_ready(self, finished: Counter[Any]) -> int:
+        """Return how many batches are finished and not handed out; see `BatchWindow.count_ready`."""
+        return self._window.count_ready(finished)
 
     # ── handing out ─────────────────────────────────────────────────────────────────────────────────────────
 

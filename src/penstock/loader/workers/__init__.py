@@ -1,1 +1,1 @@
-"""Workers that make batches: processes, threads, and Ray actors."""
+"""Workers that make batches: processes and threads; the pool of Ray actors is `penstock.cluster`."""

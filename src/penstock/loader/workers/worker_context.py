@@ -1,6 +1,6 @@
 """What a worker process sets up before its first task, and keeps until its last.
 
-It is the same on this machine (`process_main`) and on another (`ray.actor`): seeds as torch gives them,
+It is the same on this machine (`process_main`) and on another (`cluster.actor`): seeds as torch gives them,
 `get_worker_info()`, `worker_init_fn` and the opened dataset.
 """
 

@@ -19,7 +19,7 @@ from penstock.observe.record.run_record import IteratorKind, LoaderRecord, label
 
 if TYPE_CHECKING:  # importing it imports torch, and the program decides when
     from penstock.loader.counters import Counters
-    from penstock.loader.loop_snapshot import LoopSnapshot
+    from penstock.observe.live.loop_snapshot import LoopSnapshot
 
 _SETTINGS = (
     "batch_size",
@@ -40,7 +40,7 @@ class RegisteredLoader:
     def __init__(self, loader: Any) -> None:
         from penstock.loader.counters import Counters
         from penstock.loader.dataloader import find_runtime
-        from penstock.loader.loop_snapshot import take_snapshot
+        from penstock.observe.live.loop_snapshot import take_snapshot
 
         self.dataset = type(loader.dataset if hasattr(loader, "dataset") else loader.root).__name__
         """Its class; of torchdata's loader of nodes that of the last node."""

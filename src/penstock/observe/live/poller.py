@@ -18,7 +18,7 @@ from penstock.observe.record import rates
 from penstock.observe.record.timeline import TimelinePoint
 
 if TYPE_CHECKING:
-    from penstock.loader.loop_snapshot import LoopSnapshot
+    from penstock.observe.live.loop_snapshot import LoopSnapshot
 
 _WINDOW_S = 5.0
 """Window over which rates are measured: short enough to follow a change, long enough not to flicker."""

@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.cluster import crash_note
+from penstock.cluster.connection import Cluster
+from penstock.cluster.remote_actor import RemoteActor
 from penstock.loader.workers.pool import Task, WorkerCrash
-from penstock.loader.workers.ray import crash_note
-from penstock.loader.workers.ray.cluster import Cluster
-from penstock.loader.workers.ray.remote_actor import RemoteActor
 
 _NOTE_WAIT_S = 60.0
 """How long it may take to read a dead worker's note, for which Ray starts a process on a machine that may be busy.

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from penstock import DataLoader
 from penstock.loader.dataloader import runtime_of
-from penstock.loader.loop_snapshot import LoopSnapshot, take_snapshot
+from penstock.observe.live.loop_snapshot import LoopSnapshot, take_snapshot
 
 
 class Gated(Dataset):

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.cluster.actor import Arrival
 from penstock.loader.workers.pool import Task, TaskResult
-from penstock.loader.workers.ray.actor import Arrival
 
 
 @dataclass(slots=True, eq=False)

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from penstock.loader.workers.ray.actor import RayWorker
-from penstock.loader.workers.ray.cluster import Cluster
-from penstock.loader.workers.ray.remote_actor import RemoteActor
+from penstock.cluster.actor import RayWorker
+from penstock.cluster.connection import Cluster
+from penstock.cluster.remote_actor import RemoteActor
 
 CORE_WAIT_S = 20.0
 """How long a worker for which tasks wait may wait for its own core; then it shares another worker's."""

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader, OptionError, Sim, infer
-from penstock.loader import inference
+from penstock.inference import infer as inference
 
 DATA = torch.arange(24_000.0).view(240, 100)
 

@@ -16,6 +16,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from penstock.cluster.crash_note import CrashNote
+from penstock.cluster.script_classes import reduce_script_class
 from penstock.core.shared_segment import PAGE
 from penstock.core.units import round_up
 from penstock.data.optional import need
@@ -25,8 +27,6 @@ from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import Task, TaskResult
-from penstock.loader.workers.ray.crash_note import CrashNote
-from penstock.loader.workers.ray.script_classes import reduce_script_class
 from penstock.loader.workers.stream_shard import StreamShard
 from penstock.loader.workers.worker_context import WorkerContext, WorkerOptions
 from penstock.loader.workers.worker_spec import WorkerSpec

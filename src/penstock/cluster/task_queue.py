@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
+from penstock.cluster.remote_actor import RemoteActor, RemoteTask
 from penstock.core.shared_segment import PAGE, PrivateSegment
 from penstock.core.units import round_up
 from penstock.loader.workers.pool import Task, TaskResult
-from penstock.loader.workers.ray.remote_actor import RemoteActor, RemoteTask
 
 _SHORT_NS = 100_000_000
 """While tasks take less, a worker has a second one waiting, so that it does not wait for the network."""

@@ -11,8 +11,8 @@ from sample_sets import Numbered
 
 import penstock
 from penstock import DataLoader, ExtraError, OptionError, TransportError
-from penstock.loader.workers.ray.post_mortem import describe_cause
-from penstock.loader.workers.ray.remote_actor import RemoteActor
+from penstock.cluster.post_mortem import describe_cause
+from penstock.cluster.remote_actor import RemoteActor
 
 
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch) -> None:

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.cluster.connection import Cluster
+from penstock.cluster.placement import Placement
+from penstock.cluster.post_mortem import PostMortems
+from penstock.cluster.remote_actor import RemoteActor
+from penstock.cluster.task_queue import TaskQueue
 from penstock.core.errors import UnpicklableError
 from penstock.core.shared_segment import SharedSegment
 from penstock.data.stream import Stream
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
-from penstock.loader.workers.ray.cluster import Cluster
-from penstock.loader.workers.ray.placement import Placement
-from penstock.loader.workers.ray.post_mortem import PostMortems
-from penstock.loader.workers.ray.remote_actor import RemoteActor
-from penstock.loader.workers.ray.task_queue import TaskQueue
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.worker_context import WorkerOptions
 from penstock.loader.workers.worker_spec import WorkerSpec

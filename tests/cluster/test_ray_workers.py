@@ -37,7 +37,7 @@ TORCHS_AUGMENTED = list(augmented(torch.utils.data.DataLoader))
 TORCHS_STREAM = [numbers.tolist() for _, numbers in torch.utils.data.DataLoader(Stream(90), 5, num_workers=2)]
 
 import penstock, ray
-import penstock.loader.workers.ray.placement as placement
+import penstock.cluster.placement as placement
 from machines import Machines
 from penstock import DataLoader, TransportError
 machines = Machines.here()
@@ -142,7 +142,7 @@ def test_a_dataset_that_cannot_travel_is_a_short_error(on_cluster) -> None:
 def test_a_program_that_fails_in_the_middle_of_an_epoch_ends(cluster) -> None:
     code = """
         import time
-        import penstock.loader.workers.ray.ray_pool as pool
+        import penstock.cluster.ray_pool as pool
         from machines import Machines
         from penstock import DataLoader
         from sample_sets import Numbered

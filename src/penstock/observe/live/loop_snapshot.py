@@ -38,8 +38,19 @@ def take_snapshot(counters: Counters) -> LoopSnapshot | None:
     iterator = counters.loop() if counters.loop is not None else None
     if iterator is None or iterator.is_over:
         return LoopSnapshot()
+    pipeline = iterator.pipeline
     try:
-        snapshot: LoopSnapshot = iterator.pipeline.scheduler.snapshot()
+        slots = pipeline.ring.counts()
+        if pipeline.pool is None:
+            return LoopSnapshot(held=slots.held, slots_nbytes=slots.nbytes)
+        workers = pipeline.pool.snapshot()
+        return LoopSnapshot(
+            ready=pipeline.scheduler.count_ready(workers.finished),
+            held=slots.held,
+            slots_nbytes=slots.nbytes,
+            workers=pipeline.pool.size,
+            working=workers.working,
+            starting=workers.starting,
+        )
     except (RuntimeError, ValueError, IndexError):  # a dictionary grew meanwhile, or the control page was closed
         return None
-    return snapshot

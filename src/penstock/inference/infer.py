@@ -16,9 +16,9 @@ from penstock.core.shared_segment import PrivateSegment
 from penstock.core.tree import call_with, map_leaves, tensors
 from penstock.device import Device, Event, device_of
 from penstock.device.base import CompletedEvent
+from penstock.inference.live_source import LiveBatches
 from penstock.loader.counters import Counters
 from penstock.loader.dataloader import DataLoader, config_of
-from penstock.loader.live_source import LiveBatches
 from penstock.loader.to_device.prefetch import HostBatches, Prefetcher
 from penstock.loader.transport.arena import ALIGNMENT, Arena
 from penstock.loader.transport.ring import Ring
