@@ -192,7 +192,7 @@ def _started_scheduler(
         workers = runtime.autoscale.choose() if mode == "round_robin" else runtime.autoscale.workers
     is_settled = not _waits_for_first_batch(config, runtime, mode)
     dispatch = _dispatch(config, runtime, mode, reason, workers if is_settled else 1)
-    pool = _pool(config, runtime, mode, workers, epoch.base_seed, pinning.numa_node, is_settled=is_settled)
+    pool = _pool(config, runtime, mode, workers, epoch.base_seed, pinning, is_settled=is_settled)
     scheduler = Scheduler(
         worker_spec=config.worker_spec,
         pool=pool,
@@ -248,14 +248,14 @@ def _pool(
     mode: Mode,
     workers: int,
     base_seed: int,
-    numa_node: int | None,
+    pinning: Pinning,
     *,
     is_settled: bool,
 ) -> Pool:
     """Return workers, not started yet; one, if it is not settled how many there are, and `workers` is a guess."""
     worker_spec = config.worker_spec
     if config.worker_type == "thread":
-        return ThreadPool(worker_spec, workers, base_seed=base_seed)
+        return ThreadPool(worker_spec, workers, base_seed=base_seed, pins=pinning.is_needed)
     announced = workers if mode == "round_robin" else config.num_workers
     if config.worker_type == "ray":
         cluster: Any = importlib.import_module(_RAY_POOL)
@@ -277,7 +277,7 @@ def _pool(
         is_default=config.multiprocessing_context is None,
         base_seed=base_seed,
         named=not memfd_works(),
-        cores=cores_near(numa_node, most),
+        cores=cores_near(pinning.numa_node, most),
         is_settled=is_settled,
         is_watched=runtime.autoscale is not None and (mode == "round_robin" or bool(why_impure(worker_spec))),
     )

@@ -9,6 +9,7 @@ import numpy as np
 from penstock.core.errors import TransportError
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
+from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.transport import codec
 from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
 from penstock.loader.transport.ring import Ring
@@ -32,7 +33,7 @@ class Batch:
     """Tasks that have no result yet: one, or none."""
     envelope: bytes | None = None
     value: Any = None
-    """The batch itself, if the training process has made it."""
+    """The batch itself, if a thread of the training process has made it, and not in its slot."""
     has_value: bool = False
     error: Any = None
     is_empty: bool = False
@@ -84,7 +85,7 @@ class Batch:
         slot = self.slot
         if slot is None:
             return
-        if self.is_empty or (self.envelope is not None and codec.is_inline(self.envelope)):
+        if self.is_empty or self.has_value or (self.envelope is not None and codec.is_inline(self.envelope)):
             self.drop(ring)
         elif self.error is None and slot.state is SlotState.FILLING:
             ring.commit(slot, self.nbytes)
@@ -115,6 +116,7 @@ class Opener:
         self.ring = ring
         self.counters = counters
         self.plans = EnvelopePlans()
+        self._batch_bytes = BatchBytes()
 
     def count(self, batch: Batch) -> None:
         """Count a batch that is handed out."""
@@ -135,6 +137,8 @@ class Opener:
         """Return a batch on the host, by its plan if it has one."""
         self.count(batch)
         if batch.has_value:
+            if not batch.nbytes:
+                self.counters.nbytes += self._batch_bytes.of(batch.value)
             return batch.value
         envelope, slot = batch.envelope, batch.slot
         assert envelope is not None

@@ -2,7 +2,9 @@
 
     seed of a sample = hash of the epoch's seed and the sample's index; the epoch's = hash of the loader's and the epoch
 
-A fetcher announces itself with `Making`; a dataset calls `sample_seed` or `sample_rng` for its randomness.
+A fetcher announces itself with `Making`; a dataset calls `sample_seed` or `sample_rng` for its randomness. In worker
+threads, torch's `thread_safe_generator` (for transforms: threads share torch's own random state) returns a generator
+that is seeded so, too.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import operator
 import random
 import threading
+from types import FunctionType
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,8 +37,11 @@ class ThisThread(threading.local):
 
     fetcher: Fetcher | None = None
     sample: tuple[Any, int, int] | None = None
-    """The sample that `rng` is for."""
-    rng: np.random.Generator
+    """The sample that `rng` and `torch_rng` are for."""
+    rng: np.random.Generator | None = None
+    torch_rng: torch.Generator | None = None
+    is_worker: bool = False
+    """Whether it is a worker thread."""
 
 
 this_thread = ThisThread()
@@ -77,11 +83,55 @@ def sample_rng() -> np.random.Generator:
     fetcher = this_thread.fetcher
     if fetcher is None:
         return np.random.default_rng(sample_seed())
+    _note_draw(fetcher)
+    if this_thread.rng is None:
+        this_thread.rng = np.random.default_rng(sample_seed())
+    return this_thread.rng
+
+
+def _note_draw(fetcher: Fetcher) -> None:
+    """Note that a generator of the sample is asked for; those of another sample are dropped."""
     note_sample_draw()
     sample = fetcher.current()
     if this_thread.sample is None or this_thread.sample[1:] != sample[1:]:
-        this_thread.sample, this_thread.rng = sample, np.random.default_rng(sample_seed())
-    return this_thread.rng
+        this_thread.sample, this_thread.rng, this_thread.torch_rng = sample, None, None
+
+
+def begin_worker_thread() -> None:
+    """Have `torch.thread_safe_generator` return a generator in this thread, as in torch's own worker threads.
+
+    It is seeded for each sample, so that it does not matter which thread makes that. Transforms have torch's function
+    by name, so it gets another body; elsewhere that calls the one which it had.
+    """
+    global _torchs_own
+    this_thread.is_worker = True
+    function: Any = getattr(torch, "thread_safe_generator", None)  # new in torch 2.13
+    with _lock:
+        if function is not None and _torchs_own is None:
+            _torchs_own = FunctionType(function.__code__, function.__globals__)
+            function.__code__ = _in_place_of_torchs.__code__
+
+
+_lock = threading.Lock()
+_torchs_own: Any = None
+
+
+def _in_place_of_torchs() -> Any:
+    from penstock.loader.workers.sample_seed import generator_of_thread
+
+    return generator_of_thread()
+
+
+def generator_of_thread() -> torch.Generator | None:
+    """Return torch's generator for the sample that this worker thread makes; in others, what torch returns."""
+    fetcher = this_thread.fetcher
+    if not this_thread.is_worker or fetcher is None:
+        found: torch.Generator | None = _torchs_own()
+        return found
+    _note_draw(fetcher)
+    if this_thread.torch_rng is None:
+        this_thread.torch_rng = torch.Generator().manual_seed(sample_seed())
+    return this_thread.torch_rng
 
 
 def derive_seed(seed: int, index: Any) -> int:

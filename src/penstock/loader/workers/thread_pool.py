@@ -1,5 +1,8 @@
 """A pool of threads, for datasets that release the GIL while they read and decode, and for free-threaded Python.
 
+A batch that a thread has made is handed over as it is: the same objects. Only what the collate function has written to
+a slot is described in an envelope, so that the slot is free when the last view of it dies.
+
 Threads share the dataset, the process's random states and `get_worker_info()` (None), so no sample depends on the
 thread that makes it: any free thread takes the next task. `worker_init_fn` is called in each thread before its first
 task, one thread at a time while the training thread waits: so `get_worker_info()` can return that worker's during the
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
+from penstock.core import plain_tree
 from penstock.core.random_states import keep_states
 from penstock.core.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.core.units import round_up
@@ -25,6 +29,7 @@ from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.sample_seed import begin_worker_thread
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
 from penstock.loader.workers.thread_gate import ThreadGate
 from penstock.loader.workers.worker_spec import WorkerSpec
@@ -63,10 +68,12 @@ class ThreadPool:
         workers: how many there are at first.
         base_seed: for what `get_worker_info().seed` returns in `worker_init_fn`. If that raises, it is the result of
             every task.
+        pins: whether slots are page-locked: batches of tensors are then copied into them, wherever they were made.
     """
 
-    def __init__(self, worker_spec: WorkerSpec, workers: int, *, base_seed: int = 0) -> None:
+    def __init__(self, worker_spec: WorkerSpec, workers: int, *, base_seed: int = 0, pins: bool = False) -> None:
         self.size = workers
+        self._pins = pins
         self.gate = ThreadGate()
         """Closed, it stops the threads between two samples."""
         self._base_seed = base_seed
@@ -194,6 +201,7 @@ class ThreadPool:
     # ── in a thread ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, worker: int, is_set_up: threading.Event) -> None:
+        begin_worker_thread()
         if self._worker_spec.init_fn is not None:
             self._set_up(worker, self._worker_spec.init_fn)
             is_set_up.set()
@@ -266,13 +274,21 @@ class ThreadPool:
         result.samples, result.skipped, result.ended = fetched.samples, fetched.skipped, fetched.ended
         result.busy_ns = fetched.busy_ns
         result.fetch_ns, result.collate_ns, result.began_ns = fetched.fetch_ns, fetched.collate_ns, fetched.began_ns
-        if not fetched.ended:
-            assert fetched.arena is not None
-            try:
-                result.envelope = codec.encode(fetched.batch, fetched.arena)
-            except ArenaFullError as error:
-                fetched.arena = enlarge(error.needed)
-                result.envelope = codec.encode(fetched.batch, fetched.arena)
-            result.nbytes = fetched.arena.used
-            if codec.is_inline(result.envelope):
-                result.oversize = None
+        if fetched.ended:
+            return
+        assert fetched.arena is not None
+        if not self._lies_in_slot(fetched.batch, fetched.arena):
+            result.batch, result.is_batch = fetched.batch, True
+            return
+        try:
+            result.envelope = codec.encode(fetched.batch, fetched.arena)
+        except ArenaFullError as error:
+            fetched.arena = enlarge(error.needed)
+            result.envelope = codec.encode(fetched.batch, fetched.arena)
+        result.nbytes = fetched.arena.used
+        if codec.is_inline(result.envelope):
+            result.oversize = None
+
+    def _lies_in_slot(self, batch: Any, arena: Arena) -> bool:
+        """Return whether parts of a batch are in its slot, or are to be."""
+        return arena.used > 0 or (self._pins and plain_tree.describe(batch) is not None)
