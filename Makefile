@@ -1,5 +1,5 @@
-# One line per chore: `make setup | demo | quick | test | thorough | check | package | docs | links | bench | browser | recipes | standin | gpu | lock`.
-# Everything lands in .venv (recipes: .venv-recipes), build, dist and data/. `make demo` and `make docs` install what they need alone; the others install all.
+# One line per chore: `make setup | demo | quick | test | thorough | check | package | docs | links | bench | browser | recipes | newest | standin | gpu | lock`.
+# Everything lands in .venv (recipes: .venv-recipes; newest: .venv-newest), build, dist and data/. `make demo` and `make docs` install what they need alone; the others install all.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,9 +7,10 @@ READY := .venv/.ready
 DEMO_READY := .venv/.demo-ready
 DOCS_READY := .venv/.docs-ready
 RECIPES_READY := .venv-recipes/.ready
+NEWEST_READY := .venv-newest/.ready
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo quick test thorough check package docs links bench browser recipes standin gpu lock clean
+.PHONY: setup demo quick test thorough check package docs links bench browser recipes newest standin gpu lock clean
 .DELETE_ON_ERROR:
 
 # Tests start many processes: let the first one that imports a module keep its bytecode for the others.
@@ -111,6 +112,15 @@ $(RECIPES_READY): pyproject.toml
 	done
 	@touch $@
 
+# The suite with the newest torch and the newest of everything else, as somebody would get them without the pinned versions.
+newest: $(NEWEST_READY) browser
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+$(NEWEST_READY): pyproject.toml
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install -q --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
 ON_STANDIN := env PYTHONPATH=src:.standin/site LD_LIBRARY_PATH=.standin OMP_NUM_THREADS=1 \
 	LD_PRELOAD="$(CURDIR)/.standin/libfakeblas.so $(CURDIR)/.standin/libfakeblaslt.so"
 
@@ -128,4 +138,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.loader $(BENCH)
 
 clean:
-	rm -rf .venv .venv-recipes data build dist penstock-runs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-recipes data build dist penstock-runs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

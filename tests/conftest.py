@@ -266,8 +266,8 @@ def _descriptors() -> list[str]:
 
 
 def _segments() -> list[str]:
-    # Named semaphores are torch's loader's and other programs'; penstock makes none.
-    return [path.name for path in _SHM.iterdir() if not path.name.startswith("sem.")] if _SHM.is_dir() else []
+    # What torch and multiprocessing name theirs; penstock's own have no name. Any other file is another program's.
+    return [path.name for path in _SHM.iterdir() if path.name.startswith(("torch_", "psm_"))] if _SHM.is_dir() else []
 
 
 def _mapped_by_others() -> set[str]:
