@@ -86,10 +86,9 @@ class IndexDigest:
     """The digest of the indices that a loop has been handed in one pass, up to some batch.
 
     The same indices in the same order have the same digest, in any process and on any machine, whatever the number and
-    type of workers, in all versions of penstock with the same version of states (with `in_order=False`, the order is
-    that in which batches were handed out). Ranks that share out samples have different ones. Indices of samples that
-    `errors=` has left out count. Of a stream of penstock's, or of one with a state, the digest is of the positions in
-    its shards, so it takes the same number of workers.
+    type of workers, in all versions of penstock with the same version of states. The order is that in which the sampler
+    draws, also with `in_order=False`. Ranks that share out samples have different ones. Indices of samples that
+    `errors=` has left out count. A stream has no indices, and so no digest.
     """
 
     epoch: int

@@ -22,8 +22,8 @@ from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start, is_over
+from penstock.loader.sampling.index_digest import UNKNOWN, DigestLog, PassDigest
 from penstock.loader.sampling.orders import drawn_from, order_for, plain_batches, seed_drawn_from
-from penstock.loader.sampling.pass_digest import DigestLog, PassDigest
 from penstock.loader.sampling.rank_sampler import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
 from penstock.loader.sampling.unknown_order import UnknownOrder
@@ -102,7 +102,7 @@ def _begin_simple(config: LoaderConfig, runtime: LoaderRuntime) -> EpochState:
     runtime.next_epoch, runtime.is_epoch_set, runtime.loaded = number + 1, False, None
     digest, sampler, cursor = _begin_digest(config, runtime, None, number), config.index_sampler, None
     if not config.is_iterable:
-        cursor = BatchCursor(sampler, runtime.order, draws_ahead=config.arrives_on_device, handed_out=digest)
+        cursor = BatchCursor(sampler, runtime.order, draws_ahead=config.arrives_on_device, digest=digest)
     base_seed, epoch_seed = _seeds(config, None, number, None)
     shards: tuple[StreamShard, ...] = ()
     if config.is_iterable:
@@ -268,15 +268,10 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
         begun = resume.digest or [resume.start.position if resume.start is not None else 0]
     digest = counters.digests.begin(number, *begun)
     counters.share = _share(config, runtime)
-    if not config.is_iterable:
-        return digest
-    if config.is_own_stream:
-        is_whole = resume is None or not resume.has_begun or resume.digest is not None
-        digest.reason = "" if is_whole else "the stream was resumed from the states of other ranks"
-    elif not is_stateful(config.dataset):
-        digest.reason = "the stream keeps no state, so nobody knows which samples it gives"
-    elif config.num_workers == 0:
-        digest.reason = "without workers, the stream's own state is asked for only by state_dict()"
+    if config.is_iterable:
+        digest.reason = "a stream has no indices"
+    elif resume is not None and resume.has_begun and resume.digest is None and not runtime.order.is_known:
+        digest.reason = UNKNOWN
     return digest
 
 
@@ -342,7 +337,7 @@ def _batch_cursor(
         start=resume.start if resume is not None else None,
         in_order=config.keeps_order and not may_differ,
         draws_ahead=config.num_workers > 0 or config.arrives_on_device,
-        handed_out=digest,
+        digest=digest,
     )
 
 

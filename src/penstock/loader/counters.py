@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core.events import Recorder
 from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
-from penstock.loader.sampling.pass_digest import DigestLog
+from penstock.loader.sampling.index_digest import DigestLog
 
 _KEPT_INDICES = 1000
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.distributed.collective_count import collective_count
 from penstock.loader.sampling.batch_cursor import BatchCursor
+from penstock.loader.sampling.index_digest import PassDigest
 from penstock.loader.sampling.order import Order
-from penstock.loader.sampling.pass_digest import PassDigest
 from penstock.loader.sampling.stream_cursor import Consumed, StreamCursor
 from penstock.loader.workers.stream_shard import StreamShard
 
@@ -57,15 +57,11 @@ class EpochState:
             self.batch_cursor.consume_one(consumed[0].number)
             return
         self._advance(consumed)
-        if self.batch_cursor is None:
-            self.digest.add_of_stream(self._positions)
 
     def finish(self, consumed: Sequence[Consumed]) -> None:
         """Record the end, and the batches before it that had nothing to hand out."""
         if consumed:
             self._advance(consumed)
-        if self.batch_cursor is None and not self.digest.reason:
-            self.digest.set_position(self._positions())
         self.digest.leave(is_end=True)
         is_counted = self.handed_out > 0 and self.collectives is not None
         self.ran_alone = is_counted and collective_count() == self.collectives
@@ -76,12 +72,6 @@ class EpochState:
             self.batch_cursor.consume([one.number for one in consumed])
         if self.shard_cursor is not None:
             self.shard_cursor.consume(consumed)
-
-    def _positions(self) -> list[Any]:
-        """Return where each shard of a stream is."""
-        assert self.shard_cursor is not None
-        names = ("number", "of", "rank", "ended", "state", "since")
-        return [[shard.get(name) for name in names] for shard in self.shard_cursor.state()]
 
     def read_shards_with(self, current: Callable[[int, StreamShard], StreamShard]) -> None:
         """Use `current` to read a shard's state when it is asked for; possible where no batch is made ahead."""

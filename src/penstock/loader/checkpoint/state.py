@@ -36,7 +36,7 @@ from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.rank_states import RankStates
 from penstock.loader.sampling.order import Order
 
-VERSION = 6
+VERSION = 7
 
 _HEAD = ("version", "epoch", "finished", "rank", "world")
 

@@ -21,11 +21,10 @@ import torch
 
 from penstock.core.errors import StateError
 from penstock.loader.sampling.index_batches import index_batches
-from penstock.loader.sampling.index_digest import digest_after, joined, noted_indices
+from penstock.loader.sampling.index_digest import PassDigest, index_words
 from penstock.loader.sampling.indexed_order import WhatIsLeft, batches, blocks_of_rank, numbers
 from penstock.loader.sampling.order import Order, OrderState
 from penstock.loader.sampling.orders import plain_batches
-from penstock.loader.sampling.pass_digest import PassDigest
 from penstock.loader.sampling.sharding import Share
 from penstock.loader.sampling.unknown_order import is_same_state
 
@@ -42,12 +41,10 @@ class PassStart:
     """How the order was drawn; None while it is still to be drawn."""
     is_foreseen: bool = False
     """Whether no index was drawn yet, and `order_state` is how the order would have been drawn then."""
-    digest: int | None = None
-    """Of the indices before `position`, where it takes a sampler of the program's own to draw them again."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for a checkpoint."""
-        return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "is_foreseen", "digest")}
+        return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "is_foreseen")}
 
 
 _FROM_THE_START = PassStart()
@@ -67,8 +64,6 @@ class CursorState:
     pending: list[Any]
     """The indices among them that were not handed out."""
     in_order: bool
-    digest: int | None
-    """As `PassStart.digest`, of the indices that were taken."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> CursorState:
@@ -77,7 +72,7 @@ class CursorState:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for a checkpoint."""
-        names = ("rank", "world", "block", "uneven", "taken", "pending", "in_order", "digest")
+        names = ("rank", "world", "block", "uneven", "taken", "pending", "in_order")
         return {"start": self.start.as_dict(), **{name: getattr(self, name) for name in names}}
 
     @property
@@ -95,7 +90,7 @@ class BatchCursor(Iterator[Any]):
         start: where the pass begins; the beginning of an epoch without it.
         in_order: whether batches are handed out in their order.
         draws_ahead: whether batches are drawn before the loop asks for them.
-        handed_out: is given the indices of each batch that is handed out.
+        digest: is given the indices of each batch that is taken, in the order in which they are drawn.
 
     >>> from torch.utils.data import BatchSampler, SequentialSampler
     >>> from penstock.loader.sampling.orders import order_for
@@ -116,18 +111,14 @@ class BatchCursor(Iterator[Any]):
         start: PassStart | None = None,
         in_order: bool = True,
         draws_ahead: bool = True,
-        handed_out: PassDigest | None = None,
+        digest: PassDigest | None = None,
     ) -> None:
         self._order = order
         self._is_known = order.is_known
         self._notes_drawn = draws_ahead and not order.is_known
-        self._handed_out = handed_out
-        self._notes_blocks = False
-        """Whether batches are cut from blocks that `handed_out` has been given, and come in their order."""
+        self._digest = digest
         self._noted: dict[int, Any] = {}
-        """What a sampler of the program's own, which may change its lists later, has drawn and was not handed out."""
-        self._undigested: dict[int, Any] = {}
-        """Of the same batches, and those handed out lately, what is not in the digest yet."""
+        """What a sampler of the program's own, which may change its lists later, has drawn and was not taken."""
         self._start = start or _FROM_THE_START
         self._in_order = in_order
         self._sampler = sampler
@@ -143,12 +134,11 @@ class BatchCursor(Iterator[Any]):
         self._number = 0
         self._drawn = 0
         self._used = 0
-        is_resumed = self._start.order_state is not None and not self._start.is_foreseen
-        self._digest = None if order.is_known else self._start.digest if is_resumed else 0
-        """Of the indices of the order before batch number `_digested`."""
-        self._digested = 0
-        self._is_digested = in_order and not is_resumed and not order.is_known
-        """Whether a digest of what is handed out is one of what is taken."""
+        before = digest.state() if digest is not None else None
+        self._expected = before[-1] if before else None
+        """The digest of what this rank had taken of the order before this pass, indices left over included."""
+        self._in_digest = len(self._start.leftover) if before and before[1] else 0
+        """How many of this pass's indices are in that digest already."""
         if self._start.order_state is None:
             self._batches = self._fresh(sampler)
         elif self._start.is_foreseen:
@@ -162,8 +152,9 @@ class BatchCursor(Iterator[Any]):
             self._order.note_state()
         batch = next(self._batches)
         self._out[self._number] = batch
-        if not self._is_known:
-            self._note_indices(batch)
+        if not self._is_known and self._digest is not None:
+            words = index_words(batch)
+            self._noted[self._number] = None if words is None else words.copy()  # an array may be the sampler's own
         self._number += 1
         self._drawn += len(batch) if self._makes_batches else 1
         if self._notes_drawn:
@@ -190,15 +181,14 @@ class BatchCursor(Iterator[Any]):
     def consume_one(self, number: int) -> None:
         """Record that this batch has been handed out."""
         batch = self._out.pop(number, None)
-        if self._notes_blocks:
-            self._handed_out.count()  # type: ignore[union-attr]
-        elif self._handed_out is not None:
-            self._hand_out(number, batch)
         if number >= self._used:
+            if self._digest is not None:
+                for earlier in range(self._used, number):  # handed out later
+                    self._add_to_digest(earlier, self._out[earlier])
+                self._add_to_digest(number, batch)
             self._used = number + 1
             if self._used % _TIDY_EVERY == 0:
                 self._order.forget(self._place(self._taken()))
-                self._digest_of_taken()
 
     @property
     def has_drawn(self) -> bool:
@@ -218,7 +208,6 @@ class BatchCursor(Iterator[Any]):
             taken=taken,
             pending=_plain([*itertools.chain.from_iterable(pending)] if self._makes_batches else pending),
             in_order=self._in_order,
-            digest=self._digest_of_taken(),
         )
 
     def _start_after(self, taken: int) -> PassStart:
@@ -237,40 +226,12 @@ class BatchCursor(Iterator[Any]):
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _hand_out(self, number: int, batch: Any) -> None:
-        assert self._handed_out is not None
-        if self._order.is_known:
-            self._handed_out.add(batch if self._makes_batches else [batch])
-        else:
-            self._handed_out.add(self._noted.pop(number))
-
-    def _note_indices(self, batch: Any) -> None:
-        noted = noted_indices(batch)
-        if self._handed_out is not None:
-            self._noted[self._number] = noted
-            if self._is_digested:
-                return
-        if self._digest is not None:
-            left_over = max(0, len(self._start.leftover) - self._drawn)  # of an earlier pass, and in the digest already
-            if left_over and noted is not None:
-                noted = noted[left_over:] if self._makes_batches else noted[:0]
-            self._undigested[self._number] = noted
-
-    def _digest_of_taken(self) -> int | None:
-        """Return the digest of the indices up to the last batch that was handed out, of an order that is not known."""
-        if self._handed_out is not None and self._is_digested:
-            state = self._handed_out.state()
-            return None if state is None else state[-1]
-        if self._digest is None:
-            return None
-        taken = [self._undigested.pop(number) for number in range(self._digested, self._used)]
-        self._digested = self._used
-        if any(noted is None for noted in taken):
-            self._digest = None
-            self._undigested.clear()
-        elif taken:
-            self._digest = digest_after(self._digest, joined(taken))
-        return self._digest
+    def _add_to_digest(self, number: int, batch: Any) -> None:
+        assert self._digest is not None
+        indices = (batch if self._makes_batches else [batch]) if self._is_known else self._noted.pop(number)
+        if self._in_digest and indices is not None:
+            self._in_digest, indices = max(0, self._in_digest - len(indices)), indices[self._in_digest :]
+        self._digest.add(indices)
 
     def _taken(self) -> int:
         """Return how many indices have been drawn up to the last batch that was handed out."""
@@ -296,13 +257,7 @@ class BatchCursor(Iterator[Any]):
         if indices is not None:
             yield from self._batched(indices)
         else:
-            yield from index_batches(sampler, as_tensors=self._draws_tensors, note=self._noted_blocks)
-
-    def _noted_blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        if self._handed_out is None or not self._in_order or not self._order.is_known:
-            return iter(blocks)
-        self._notes_blocks = True
-        return self._handed_out.draw(blocks, self._cut[1] if self._cut is not None else 1)
+            yield from index_batches(sampler, as_tensors=self._draws_tensors)
 
     def _foreseen(self, sampler: Any, order_state: OrderState) -> Iterator[Any]:
         """Yield the epoch that a state before its first index has foreseen.
@@ -318,11 +273,10 @@ class BatchCursor(Iterator[Any]):
         start, share = self._start, self._order.share
         order = self._order.indexed(order_state)
         if order is None:
-            rest = itertools.chain(start.leftover, self._order.replay(order_state, start.position, start.digest))
+            rest = itertools.chain(start.leftover, self._order.replay(order_state, start.position, self._expected))
             return self._batched(rest) if self._cut is not None else rest
         _, size, drops_last = self._cut or (None, 1, False)
         blocks = blocks_of_rank(order, share, leftover=start.leftover, position=start.position, multiple_of=size)
-        blocks = self._noted_blocks(blocks)
         return batches(blocks, size, drops_last=drops_last) if self._cut is not None else numbers(blocks)
 
     def _batched(self, indices: Iterator[Any]) -> Iterator[list[Any]]:
@@ -404,7 +358,6 @@ def _after(one: CursorState) -> PassStart:
         position=start.position + max(0, done - len(start.leftover)),
         leftover=left_over,
         order_state=start.order_state,
-        digest=one.digest,
     )
 
 

@@ -1,42 +1,45 @@
-"""Digests of indices: whether a sampler gives the same ones again, and where the orders of two runs part.
+"""PassDigest: a running hash of the indices that a loop was handed in one pass, kept at powers of two of batches.
 
-A digest is a number of 64 bits, a polynomial in the words that the indices consist of:
+It tells whether a sampler gives the same indices again, and where the orders of two runs part. The hash is a number of
+64 bits, a polynomial in whole numbers of 64 bits:
 
-    digest of x[0], ..., x[n-1]   sum of (x[i] + 1) * BASE ** (n - 1 - i), modulo 2 ** 64
-
-    a whole number of 64 bits     itself
-    text                          its bytes, and 0
-    a tuple of whole numbers      how many they are, and these
-    anything else                 a hash of its text (BLAKE2b)
+    hash of x[0], ..., x[n-1]   sum of (x[i] + 1) * BASE ** (n - 1 - i), modulo 2 ** 64
+    x[i]                        index i; of text, or a tuple of text and numbers, the CRC-32 of its repr
 
 It depends on the indices and their order; not on how they are cut into batches, on the process or on the machine. It
-tells accidents apart, not forgeries. Hashing each index of text or numbers by itself would cost more than a sample.
+tells accidents apart, not forgeries.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
-import operator
-import struct
+import zlib
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-_NUMBER = struct.Struct("<q")
+from penstock.core.stats import IndexDigest
 
 _BASE = 6364136223846793005
 """Of Knuth's MMIX generator. Odd, so that no index is multiplied away."""
 
-_NO_NUMBERS = TypeError, OverflowError, ValueError
-"""What `array` raises for what is no whole number of 64 bits."""
-
 _AT_ONCE = 4096
 _MODULUS = 1 << 64
+
+_BATCHES_AT_ONCE = 64
+_INDICES_AT_ONCE = 1 << 15
+"""What a loop was handed is hashed rarely: the call costs more than the indices, and cools the step's caches."""
+
+_SHORT = 1024
+"""Indices that may wait to be hashed after a pass, until somebody asks: there may be a thousand passes a second."""
+
+_MOST_MARKS = 128
+
+UNKNOWN = "the sampler gives objects that cannot be compared"
 
 
 def _powers() -> tuple[np.ndarray, list[int]]:
@@ -48,18 +51,12 @@ def _powers() -> tuple[np.ndarray, list[int]]:
 _POWERS, _SUMS = _powers()
 
 
-def digest_after(digest: int | None, indices: Any) -> int | None:
-    """Return the digest of what `digest` stands for and then `indices`; None where it cannot be told.
+def digest_after(digest: int, words: np.ndarray) -> int:
+    """Return the hash of what `digest` stands for and then `words`, int64[indices], a nanosecond for each.
 
-    Indices are numbers and text, and lists and tuples of these; of any other object, nobody can tell whether it is the
-    same one. An array or tensor of whole numbers takes a nanosecond for each, a list twenty.
-
-    >>> digest_after(digest_after(0, [1, "a"]), [(2, 3)]) == digest_after(0, [1, "a", (2, 3)])
+    >>> digest_after(digest_after(0, np.arange(2)), np.arange(2, 5)) == digest_after(0, np.arange(5))
     True
     """
-    words = None if digest is None else index_words(indices)
-    if digest is None or words is None:
-        return None
     for start in range(0, len(words), _AT_ONCE):
         part = words[start : start + _AT_ONCE]
         count = len(part)
@@ -68,113 +65,137 @@ def digest_after(digest: int | None, indices: Any) -> int | None:
     return digest
 
 
-def index_words(indices: Any) -> np.ndarray | None:
-    """Return what stands for indices in a digest, int64[words]; None where it cannot be told.
+def index_words(batch: Any) -> np.ndarray | None:
+    """Return what the indices of a batch, or an index by itself, are in the hash, int64[indices]; None for objects.
 
-    >>> index_words(range(3)).tolist(), index_words(["A", "B"]).tolist(), index_words([(7, 8)]).tolist()
-    ([0, 1, 2], [65, 0, 66, 0], [2, 7, 8])
+    >>> index_words([3, 5]).tolist(), index_words(7).tolist(), index_words([object()])
+    ([3, 5], [7], None)
     """
-    if isinstance(indices, torch.Tensor):
-        indices = indices.numpy()
-    if isinstance(indices, np.ndarray) and indices.ndim == 0:
-        indices = indices[None]  # without automatic batching, an index by itself
-    if isinstance(indices, np.ndarray) and indices.dtype.kind == "i" and indices.ndim == 1:
-        return indices.astype(np.int64, copy=False)
-    if not isinstance(indices, Sequence | np.ndarray):
-        return None
-    with contextlib.suppress(*_NO_NUMBERS):
+    if isinstance(batch, torch.Tensor):
+        batch = batch.numpy()
+    if isinstance(batch, np.ndarray) and batch.dtype.kind == "i" and batch.ndim == 1:
+        return batch.astype(np.int64, copy=False)
+    is_one = not isinstance(batch, list | np.ndarray) or (isinstance(batch, np.ndarray) and not batch.ndim)
+    indices: Any = [batch] if is_one else batch
+    try:
         return np.frombuffer(array("q", indices), np.int64)
-    kinds, lengths = set(map(type, indices)), set[int]()
-    if kinds == {str}:
-        return np.frombuffer(_encoded("\0".join([*indices, ""])), np.uint8).astype(np.int64)
-    if kinds == {tuple} and len(lengths := set(map(len, indices))) == 1 and lengths != {0}:
-        (length,) = lengths
-        with contextlib.suppress(*_NO_NUMBERS):
-            numbers = np.frombuffer(array("q", itertools.chain.from_iterable(indices)), np.int64)
-            return np.insert(numbers.reshape(-1, length), 0, length, axis=1).ravel()
-    words = [_words_of(index) for index in indices]
-    return None if None in words else np.array([*itertools.chain.from_iterable(words)], np.int64)  # type: ignore[arg-type]
-
-
-def noted_indices(batch: Any) -> Any:
-    """Return the indices of a batch, or an index by itself, for a digest: as they are now, whatever becomes of `batch`.
-
-    A list of whole numbers, text or tuples of these is copied, which takes a tenth of a microsecond; of other indices
-    those that may change become the words that stand for them in a digest, or None where it cannot be told.
-
-    >>> noted_indices([1, 2]), noted_indices(3), noted_indices([("a", 3), ["b"]])[0]
-    ([1, 2], [3], ('a', 3))
-    """
-    if type(batch) is list and batch:
-        kind = type(batch[0])
-        if (kind is int and kind is type(batch[-1])) or (_stays(batch[0]) and _stays(batch[-1])):
-            return batch.copy()
-    if isinstance(batch, torch.Tensor | np.ndarray):
-        words = index_words(batch)
-        return None if words is None else words.copy()
-    noted = [
-        index if _stays(index) else _word_of(index) for index in (batch if isinstance(batch, list | tuple) else [batch])
-    ]
-    return None if None in noted else noted
-
-
-def _stays(index: Any) -> bool:
-    """Return whether an index cannot change: a whole number, text, or a tuple of these."""
-    kind = type(index)
-    return kind is int or kind is str or (kind is tuple and all(type(part) in (int, str) for part in index))
-
-
-def joined(batches: Sequence[Any]) -> Any:
-    """Return the indices of several batches, each an array, a tensor or a list, as one of these."""
-    if len(batches) == 1:
-        return batches[0]
-    kinds = set(map(type, batches))
-    if kinds == {torch.Tensor}:
-        return torch.cat(tuple(batches))
-    if kinds == {np.ndarray}:
-        return np.concatenate(batches)
-    return list(itertools.chain.from_iterable(map(_as_list, batches)))
-
-
-def _as_list(batch: Any) -> Any:
-    return batch.tolist() if isinstance(batch, torch.Tensor | np.ndarray) else batch
-
-
-def _words_of(index: Any) -> Sequence[int] | None:
-    if type(index) is str:
-        return [*_encoded(index), 0]
-    if type(index) is tuple and index:
-        with contextlib.suppress(*_NO_NUMBERS):
-            return [len(index), *array("q", index)]
-    word = _word_of(index)
-    return None if word is None else [word]
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+    except (TypeError, OverflowError, ValueError):  # of no whole numbers, or of more than 64 bits
+        words = [_word_of(index) for index in indices]
+        return None if None in words else np.array(words, np.int64)
 
 
 def _word_of(index: Any) -> int | None:
-    try:
-        return int(_NUMBER.unpack(_NUMBER.pack(operator.index(index)))[0])
-    except (TypeError, ValueError, struct.error):
-        data = bytes_of(index)
-        return None if data is None else int(_NUMBER.unpack(hashlib.blake2b(data, digest_size=8).digest())[0])
+    if isinstance(index, int) and abs(index) < 1 << 63:
+        return index
+    parts = index if type(index) is tuple else (index,)
+    if any(type(part) not in (int, str) for part in parts):
+        return None  # the repr of another object may change, or be that of others, too
+    return zlib.crc32(repr(index).encode("utf-8", "surrogatepass"))
 
 
-def bytes_of(value: Any) -> bytes | None:
-    """Return bytes that stand for numbers, text, arrays, and lists, tuples and dicts of these; None for others."""
-    if value is None or type(value) in (str, bytes, float, bool):
-        return repr(value).encode()
-    if isinstance(value, torch.Tensor | np.ndarray):
-        data = np.asarray(value)
-        return None if data.dtype.hasobject else f"{data.dtype} {data.shape} ".encode() + data.tobytes()
-    if type(value) is dict:
-        value = [*value.items()]
-    if type(value) in (list, tuple):
-        parts = [bytes_of(part) for part in value]
-        return None if None in parts else b"(%b)" % b",".join(part for part in parts if part is not None)
-    try:
-        return repr(operator.index(value)).encode()
-    except TypeError:
-        return None
+class PassDigest:
+    """The hash of one pass. The iterating thread writes it, and any thread may read it.
+
+    Args:
+        epoch: the arguments are as in `IndexDigest`.
+        start: where the hash begins.
+        batches: handed out already.
+        digest: of them.
+    """
+
+    def __init__(self, epoch: int, *, start: int = 0, batches: int = 0, digest: int = 0) -> None:
+        self.epoch = epoch
+        self.reason = ""
+        """Why there is no hash; empty if there is one."""
+        self.is_end = False
+        self._start = start
+        self._held: tuple[list[IndexDigest], int, int, list[Any]] = ([], digest, batches, [])
+        """The marks, the hash, the batches in it, and those since: replaced as a whole, for other threads."""
+        self._room = 0
+        """How many batches are hashed together; 0 before the first."""
+
+    def add(self, batch: Sequence[Any] | np.ndarray | torch.Tensor | None) -> None:
+        """Count a batch of indices; None where they cannot be told."""
+        if batch is None:
+            self.reason = UNKNOWN
+            return
+        pending = self._held[3]
+        pending.append(batch)
+        if len(pending) >= self._room:
+            self._room = min(_BATCHES_AT_ONCE, max(1, _INDICES_AT_ONCE // max(1, len(batch))))
+            if len(pending) >= self._room:
+                self._held = self._hashed()
+
+    def leave(self, *, is_end: bool = False) -> None:
+        """End the pass, or note that it was left."""
+        self.is_end = self.is_end or is_end
+        if sum(map(len, self._held[3])) > _SHORT:
+            self._held = self._hashed()
+
+    def marks(self) -> list[IndexDigest]:
+        """Return the hash at powers of two of batches, and as it is now, or at the end."""
+        marks, digest, batches, _ = self._hashed()
+        if self.reason or not batches:
+            return [] if self.reason else marks
+        now = self._as_mark(digest, batches, is_end=self.is_end)
+        return marks if now in marks else [*marks, now]
+
+    def state(self) -> list[int] | None:
+        """Return `start`, `batches` and `digest` of a pass that resumes here; None where there is no hash."""
+        _, digest, batches, _ = self._hashed()
+        return None if self.reason else [self._start, batches, digest]
+
+    def _hashed(self) -> tuple[list[IndexDigest], int, int, list[Any]]:
+        """Return the marks, the hash after all batches, their number, and a list for those to come."""
+        marks, digest, batches, pending = self._held
+        marks, left = [*marks], [*pending]
+        while left and not self.reason:
+            next_kept = 1 << batches.bit_length()
+            part, left = left[: next_kept - batches], left[next_kept - batches :]
+            words = _joined(part)
+            if words is None:
+                self.reason = UNKNOWN
+                break
+            digest, batches = digest_after(digest, words), batches + len(part)
+            if batches == next_kept:
+                marks.append(self._as_mark(digest, batches))
+        return marks, digest, batches, []
+
+    def _as_mark(self, digest: int, batches: int, *, is_end: bool = False) -> IndexDigest:
+        return IndexDigest(epoch=self.epoch, batches=batches, digest=f"{digest:016x}", start=self._start, is_end=is_end)
+
+
+def _joined(batches: list[Any]) -> np.ndarray | None:
+    if all(isinstance(batch, torch.Tensor) for batch in batches):
+        return index_words(torch.cat(batches))
+    words = [index_words(batch) for batch in batches]
+    return None if any(word is None for word in words) else np.concatenate(words)  # type: ignore[arg-type]
+
+
+class DigestLog:
+    """The hashes of one loader's last passes. Any thread may read it at any time."""
+
+    def __init__(self) -> None:
+        self._passes: deque[PassDigest] = deque(maxlen=_MOST_MARKS)
+
+    def begin(self, epoch: int, start: int = 0, batches: int = 0, digest: int = 0) -> PassDigest:
+        """Return the hash of a pass that begins; the arguments are as in `IndexDigest`."""
+        if self._passes:
+            self._passes[-1].leave()
+        self._passes.append(PassDigest(epoch, start=start, batches=batches, digest=digest))
+        return self._passes[-1]
+
+    def digests(self) -> tuple[IndexDigest, ...]:
+        """Return what is kept: those within earlier passes go first, and then the earliest passes."""
+        marks = [mark for one in [*self._passes] for mark in one.marks()]
+        inner = (at for at, one in enumerate(marks) if not one.is_end and one.epoch != marks[-1].epoch)
+        dropped = set(itertools.islice(inner, max(0, len(marks) - _MOST_MARKS)))
+        return tuple([one for at, one in enumerate(marks) if at not in dropped][-_MOST_MARKS:])
+
+    @property
+    def reason(self) -> str:
+        """Why the pass begun last has no hash; empty if it has."""
+        if not self._passes:
+            return ""
+        self._passes[-1].marks()  # hashes what is pending, which may not be possible
+        return self._passes[-1].reason

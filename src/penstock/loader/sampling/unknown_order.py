@@ -14,7 +14,7 @@ import torch
 
 from penstock.core.errors import StateError
 from penstock.distributed.rank import rank_and_world_size
-from penstock.loader.sampling.index_digest import digest_after, noted_indices
+from penstock.loader.sampling.index_digest import digest_after, index_words
 from penstock.loader.sampling.order import OrderState, with_first_drawn
 from penstock.loader.sampling.sharding import Share
 from penstock.loader.workers.stateful import is_stateful
@@ -195,11 +195,11 @@ class UnknownOrder:
         return rest
 
     def _digest_of(self, drawn: Iterator[Any]) -> int | None:
-        if self._is_batched:
-            return digest_after(0, list(drawn))
+        """Draw all, and return the digest of it; None where it cannot be told."""
         digest: int | None = 0
-        for batch in drawn:
-            digest = digest_after(digest, noted_indices(batch))
+        for batch in [list(drawn)] if self._is_batched else drawn:
+            words = index_words(batch)
+            digest = None if digest is None or words is None else digest_after(digest, words)
         return digest
 
     def _keep(self, state: OrderState, at: int) -> None:
