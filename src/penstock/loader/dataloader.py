@@ -34,7 +34,7 @@ from penstock.loader.sampling.orders import drawn_from, has_lazy_iterator, order
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
 from penstock.loader.sampling.unknown_order import UnknownOrder
-from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.workers.worker_spec import ErrorPolicy
 
@@ -42,7 +42,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _MOST_WORKERS = 16
 
-_MOST_WAITING_WORKERS = 64
+MOST_WAITING_WORKERS = 64
 """A forked worker takes 6 to 15 MiB of its own and 25 ms to start; `FirstBatch` looks at the memory besides."""
 
 _MOST_GATHERED_NBYTES = 8 << 20
@@ -109,7 +109,7 @@ class DataLoader(TorchDataLoader[T_co]):
         num_workers: how many workers make batches; 0: this process makes them. "auto": the number changes while the
             loop runs, until the step does not wait. It is at most one for each core that this process may use (by
             affinity and cgroup quota) and at most 16; at most 64 where workers are seen to wait (for a disk, a network)
-            more than they compute; and none where making a batch takes less time than fetching it. Where samples may
+            more than they compute; and none after an epoch that this process would have made sooner. Where samples may
             depend on their worker, which is everywhere but on demand (see `dispatch`), the number changes only between
             epochs, and the batches of an epoch are torch's for its number. The first epoch has one for each core, at
             most 16, or more if worker 0 waits while it makes the first batch, and only as many as a quarter of the
@@ -271,10 +271,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self.check_worker_number_rationality()
         if config.worker_bounds is not None:
             least, most = config.worker_bounds
-            policy = AutoscalePolicy(workers=max(1, least), most=most, fixed=max(1, least))
-            policy.limits.least = least
-            self._penstock_runtime.autoscale = policy
-            policy.epochs.is_persistent = persistent_workers
+            auto = AutoWorkers(workers=max(1, least), most=most, least=max(1, least))
+            self._penstock_runtime.auto_workers, auto.is_persistent = auto, persistent_workers
         elif config.is_auto:
             enable_autoscaling(self)
         _warm_up(config_of(self))
@@ -357,15 +355,15 @@ def _follow_attributes(loader: DataLoader[Any]) -> None:
 def _leave_workers(loader: DataLoader[Any]) -> None:
     """Have batches made in this process from now on, where "auto" has found that workers cost more than they make."""
     runtime = runtime_of(loader)
-    policy = runtime.autoscale
-    if policy is None or not _may_leave_workers(loader) or config_of(loader).worker_type != "process":
+    auto = runtime.auto_workers
+    if auto is None or not _may_leave_workers(loader) or config_of(loader).worker_type != "process":
         return
     if isinstance(runtime.order, UnknownOrder) and not has_lazy_iterator(loader._index_sampler):
         return  # with workers it is asked for a second iterator, as torch does, and each may draw another order
-    reason = policy.epochs.why_no_workers()
+    reason = auto.why_no_workers()
     if reason:
-        runtime.autoscale = None
-        _make_in_this_process(loader, reason, policy.asked)
+        runtime.auto_workers = None
+        _make_in_this_process(loader, reason, auto.asked)
 
 
 def _make_in_this_process(loader: DataLoader[Any], reason: str, asked: int | None) -> None:
@@ -459,9 +457,9 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
         loader.prefetch_factor = 2
     fixed = loader.num_workers
     most = max(fixed, min(_MOST_WORKERS, cores_of_rank()))
-    most_waiting = max(most, _MOST_WAITING_WORKERS)
-    runtime.autoscale = AutoscalePolicy(workers=min(2, fixed), most=most, fixed=fixed, most_waiting=most_waiting)
-    runtime.autoscale.asked, runtime.autoscale.epochs.is_persistent = asked, config.persistent_workers
+    most_waiting = max(most, MOST_WAITING_WORKERS)
+    auto = runtime.auto_workers = AutoWorkers(workers=fixed, most=most, most_waiting=most_waiting)
+    auto.asked, auto.is_persistent = asked, config.persistent_workers
 
 
 def _warm_up(config: LoaderConfig) -> None:

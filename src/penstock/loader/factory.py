@@ -188,8 +188,8 @@ def _started_scheduler(
     mode, reason = _dispatch_mode(config)
     is_ahead = config.device is not None and config.arrives_on_device
     workers = config.num_workers
-    if runtime.autoscale is not None:
-        workers = runtime.autoscale.choose() if mode == "round_robin" else runtime.autoscale.workers
+    if runtime.auto_workers is not None:
+        workers = runtime.auto_workers.choose(is_fixed=mode == "round_robin")
     is_settled = not _waits_for_first_batch(config, runtime, mode)
     dispatch = _dispatch(config, runtime, mode, reason, workers if is_settled else 1)
     pool = _pool(config, runtime, mode, workers, epoch.base_seed, pinning, is_settled=is_settled)
@@ -204,7 +204,7 @@ def _started_scheduler(
         max_worker_crashes=config.max_worker_crashes,
         spare_slots=1 + pinning.slots_in_copies,
         snapshot_every=config.snapshot_every,
-        autoscale=runtime.autoscale,
+        auto_workers=runtime.auto_workers,
         first_batch=None if is_settled else _first_batch(config, runtime, pool),
         opener=(SlotOpener if is_ahead else Opener)(ring, runtime.counters),
     )
@@ -223,8 +223,8 @@ def _waits_for_first_batch(config: LoaderConfig, runtime: LoaderRuntime, mode: M
     Its indices are then drawn before the others' workers are forked: nobody must be able to tell.
     """
     return (
-        runtime.autoscale is not None
-        and runtime.autoscale.epochs.is_guess
+        runtime.auto_workers is not None
+        and runtime.auto_workers.is_guess
         and mode == "round_robin"
         and config.worker_type == "process"
         and config.keeps_order
@@ -233,9 +233,9 @@ def _waits_for_first_batch(config: LoaderConfig, runtime: LoaderRuntime, mode: M
 
 
 def _first_batch(config: LoaderConfig, runtime: LoaderRuntime, pool: Any) -> FirstBatch:
-    assert runtime.autoscale is not None
+    assert runtime.auto_workers is not None
     return FirstBatch(
-        pool, runtime.autoscale, batches=len(config.index_sampler), prefetch_factor=config.prefetch_factor or 2
+        pool, runtime.auto_workers, batches=len(config.index_sampler), prefetch_factor=config.prefetch_factor or 2
     )
 
 
@@ -265,7 +265,7 @@ def _pool(
             worker_spec, workers, cluster=connect(), reported_workers=announced, base_seed=base_seed
         )
         return ray_pool
-    most = workers if runtime.autoscale is None else runtime.autoscale.limits.most_waiting
+    most = workers if runtime.auto_workers is None else runtime.auto_workers.most_waiting
     from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
 
     return ProcessPool(
@@ -279,7 +279,7 @@ def _pool(
         named=not memfd_works(),
         cores=cores_near(pinning.numa_node, most),
         is_settled=is_settled,
-        is_watched=runtime.autoscale is not None and (mode == "round_robin" or bool(why_impure(worker_spec))),
+        is_watched=runtime.auto_workers is not None and (mode == "round_robin" or bool(why_impure(worker_spec))),
     )
 
 

@@ -14,7 +14,7 @@ from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.order import Order
-from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.scheduling.slot_trial import SlotTrial
@@ -105,9 +105,8 @@ class LoaderRuntime:
     resources: LoaderResources = field(default_factory=LoaderResources)
     dispatch: Dispatch | None = None
     """Which worker gets which batch, of the iterator that was made last; it has learned what batches cost."""
-    autoscale: AutoscalePolicy | None = None
+    auto_workers: AutoWorkers | None = None
     """What chooses the number of workers, where it may change."""
-    """Whether copying ahead to the device pays in this loop."""
     slot_trial: SlotTrial = field(default_factory=SlotTrial)
     """Whether batches that are made in this process gain by reused slots."""
     busy_time: BusyTime = field(default_factory=lambda: BusyTime(with_process=True))
@@ -134,7 +133,7 @@ class LoaderRuntime:
 
         Rings, counters, connections and the pass under way stay; where to resume and what was measured travel.
         """
-        names = ("config", "autoscale", "fingerprint", "next_epoch", "is_epoch_set", "resume", "loaded")
+        names = ("config", "auto_workers", "fingerprint", "next_epoch", "is_epoch_set", "resume", "loaded")
         return {name: getattr(self, name) for name in names}
 
     def statistics(self, *, digests: bool = True) -> LoaderStatistics:

@@ -22,6 +22,7 @@ import torch
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.host import available_nbytes, usable_cores
 from penstock.core.units import size_text
+from penstock.loader.dataloader import MOST_WAITING_WORKERS
 from penstock.loader.workers.busy_time import WAITING
 from penstock.tune.memory_budget import MemoryBudget
 from penstock.tune.search_result import TuneResult
@@ -37,7 +38,7 @@ _HIDDEN = 0.03
 _THREADS_PAY = 1.4
 """Two threads are this many times as fast as one if a dataset releases the GIL."""
 
-_MOST_WORKERS = 64
+_MOST_WORKERS = MOST_WAITING_WORKERS
 _WORKERS_PER_CPU = 32
 """The most workers that share a processor, however much they sleep."""
 

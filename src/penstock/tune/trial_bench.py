@@ -18,7 +18,7 @@ from penstock.observe.meters.host_memory import descendants, pss_nbytes
 from penstock.observe.record.rates import statistics_between
 from penstock.tune.setting import Setting
 from penstock.tune.trial_result import SettingTrial, TrialTotals
-from penstock.tune.tuned_loop import ManualScalePolicy, TunedLoop
+from penstock.tune.tuned_loop import ManualWorkers, TunedLoop
 
 _WARM_S = 0.05
 _LONG_S = 0.5
@@ -166,12 +166,12 @@ class _LoopRun:
         """Switch to `setting` and keep the workers; return False if that is impossible."""
         if setting == self._setting:
             return True
-        policy = runtime_of(self.loader).autoscale
+        policy = runtime_of(self.loader).auto_workers
         if setting.workers != self._setting.workers and (
-            not isinstance(policy, ManualScalePolicy) or self.loader.statistics().dispatch != "demand"
+            not isinstance(policy, ManualWorkers) or self.loader.statistics().dispatch != "demand"
         ):
             return False
-        if isinstance(policy, ManualScalePolicy):
+        if isinstance(policy, ManualWorkers):
             policy.wanted = setting.workers
         dispatch = runtime_of(self.loader).dispatch
         if dispatch is not None:

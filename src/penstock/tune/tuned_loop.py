@@ -14,8 +14,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock.core.errors import OptionError
 from penstock.loader.dataloader import DataLoader, config_of, runtime_of
-from penstock.loader.scheduling.autoscale import AutoscalePolicy
-from penstock.loader.scheduling.worker_limits import BatchTiming
+from penstock.loader.scheduling.auto_workers import AutoWorkers, BatchTiming
 from penstock.loader.transport import codec
 from penstock.tune.setting import Setting
 
@@ -87,7 +86,7 @@ class TunedLoop:
         dataset = loader.dataset if setting.worker_type == "process" else copy_sharing_arrays(loader.dataset)
         made: DataLoader[Any] = DataLoader(dataset, collate_fn=loader.collate_fn, **given)
         if setting.workers and not self.is_iterable:
-            runtime_of(made).autoscale = ManualScalePolicy(workers=setting.workers, most=most)
+            runtime_of(made).auto_workers = ManualWorkers(workers=setting.workers, most=most)
         return made
 
     def _own(self) -> dict[str, Any]:
@@ -118,19 +117,19 @@ def copy_sharing_arrays(dataset: Any) -> Any:
         return dataset
 
 
-class ManualScalePolicy(AutoscalePolicy):
+class ManualWorkers(AutoWorkers):
     """Keeps the number of workers that was last set in `wanted`."""
 
     def __init__(self, *, workers: int, most: int) -> None:
-        super().__init__(workers=workers, most=most, fixed=workers)
+        super().__init__(workers=workers, most=most)
         self.wanted = workers
 
-    def observe(self, lap: BatchTiming) -> int:
+    def observe(self, timing: BatchTiming) -> int:
         """Return the number that was set."""
-        self.workers = max(self.limits.least, min(self.limits.most, self.wanted))
+        self.workers = min(self.most, self.wanted)
         return self.workers
 
-    def choose(self) -> int:
+    def choose(self, *, is_fixed: bool) -> int:
         """Return the number that was set."""
         return self.wanted
 

@@ -19,9 +19,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 from penstock import DataLoader, WorkerStartError
 from penstock.loader.scheduling import first_batch
-from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch import Batch
-from penstock.loader.scheduling.epoch_policy import EpochPolicy
 from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.workers.process_ends import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
@@ -29,39 +28,6 @@ from penstock.loader.workers.process_pool import ProcessPool
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 MS = 1_000_000
-
-
-def policy(guess: int = 1, cores: int = 2) -> AutoscalePolicy:
-    return AutoscalePolicy(workers=1, most=cores, fixed=guess, most_waiting=32)
-
-
-@pytest.mark.parametrize(
-    ("work_ms", "busy", "batches", "most", "wanted"),
-    [
-        pytest.param(100, 1.0, 1000, 99, 2, id="computes: one on each core, whatever the step"),
-        pytest.param(100, 0.6, 1000, 99, 2, id="computes more than it waits"),
-        pytest.param(100, 1.0, 1000, 1, 1, id="computes, and the memory holds one"),
-        pytest.param(0.1, 1.0, 100, 99, 1, id="computes so little that a second one is not worth its start"),
-        pytest.param(100, 0.01, 1000, 99, 32, id="waits"),
-        pytest.param(100, 0.25, 1000, 99, 14, id="as many as keep two cores busy, and as many more that wait"),
-        pytest.param(100, 0.01, 20, 99, 10, id="no more than pay for their start: 2 s of work, 20 ms each"),
-        pytest.param(100, 0.01, None, 99, 20, id="of unknown length, taken for 100 batches"),
-        pytest.param(100, 0.01, 1000, 5, 5, id="no more than the memory holds"),
-        pytest.param(0.01, 0.01, 10, 99, 1, id="hardly any work"),
-    ],
-)
-def test_only_a_first_batch_that_waits_gets_more_workers_than_cores(work_ms, busy, batches, most, wanted) -> None:
-    found = policy()
-    assert found.epochs.is_guess
-    found.epochs.plan_first(int(work_ms * MS), int(busy * work_ms * MS), batches=batches, most=most)
-    assert found.epochs.workers == wanted
-    assert not found.epochs.is_guess
-
-
-def test_a_guess_that_is_enough_stays() -> None:
-    found = policy(guess=7, cores=8)
-    found.epochs.plan_first(100 * MS, MS, batches=10, most=99)
-    assert found.epochs.workers == 7
 
 
 class FakePool:
@@ -82,7 +48,7 @@ class FakePool:
 
 
 def chosen(pool: FakePool, batch: Batch | None, *, has_crashed: bool = False) -> int:
-    first = FirstBatch(pool, policy(), batches=1000, prefetch_factor=2)
+    first = FirstBatch(pool, AutoWorkers(workers=1, most=2, most_waiting=32), batches=1000, prefetch_factor=2)
     return first.choose(batch, 500 * MS, has_crashed=has_crashed)
 
 
@@ -140,15 +106,15 @@ class Telling(Dataset):
 
 def planned(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     """Have first batches show that so many workers are needed, on a machine with three cores, however busy it is."""
-    monkeypatch.setattr("penstock.loader.scheduling.scheduler.WAIT_S", 600.0)
+    monkeypatch.setattr("penstock.loader.scheduling.scheduler.LOOK_NS", 600 * 10**9)
     for module in ("config", "dataloader"):
         monkeypatch.setattr(f"penstock.loader.{module}.cores_of_rank", lambda: 3)
 
-    def plan(policy: EpochPolicy, work_ns: int, busy_ns: int, *, batches: int, most: int) -> None:
+    def plan(auto: AutoWorkers, work_ns: int, busy_ns: int, *, batches: int, most: int) -> None:
         assert (batches, most > 0) == (15, True)
-        policy.workers, policy.reason = workers, "planned"
+        auto.workers, auto.reason = workers, "planned"
 
-    monkeypatch.setattr(EpochPolicy, "plan_first", plan)
+    monkeypatch.setattr(AutoWorkers, "plan_first", plan)
 
 
 def batches_of(kind: type[TorchDataLoader], dataset: Dataset, workers: object) -> tuple[list[str], object]:

@@ -18,7 +18,7 @@ import penstock
 from penstock.loader.dataloader import runtime_of
 from penstock.loader.workers import thread_gate
 from penstock.loader.workers.thread_gate import ThreadGate, stopped_between_samples
-from penstock.tune.tuned_loop import ManualScalePolicy
+from penstock.tune.tuned_loop import ManualWorkers
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
@@ -56,7 +56,7 @@ def test_workers_that_are_added_meanwhile_get_none_either() -> None:
     validation = penstock.DataLoader(
         Subset(dataset, range(40)), batch_size=4, num_workers=1, dispatch="demand", timeout=10
     )
-    runtime_of(validation).autoscale = policy = ManualScalePolicy(workers=1, most=4)
+    runtime_of(validation).auto_workers = policy = ManualWorkers(workers=1, most=4)
     policy.wanted = 4
     assert [batch.tolist() for batch in validation] == [[*range(at, at + 4)] for at in range(0, 40, 4)]
     assert validation.statistics().workers == 4

@@ -12,24 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.core.host import available_nbytes, private_nbytes
-from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch import Batch
 from penstock.loader.workers.busy_time import busy_part, process_times
 
 if TYPE_CHECKING:
     from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
-
-WAIT_S = 0.5
-"""How long the first batch is waited for. Then what its worker has done so far decides."""
-
-_KNOWN_STARTS = 4
-"""After so many starts of workers it is known how long one takes."""
-
-_GROWTH = 2
-"""Workers write to pages that were shared at their start, so each will take this multiple of what the first one has."""
-
-_MEMORY_SHARE = 4
-"""Workers and the batches made ahead may take this fraction of the available memory (one in ...)."""
 
 
 class FirstBatch:
@@ -37,24 +25,19 @@ class FirstBatch:
 
     Args:
         pool: with that worker.
-        policy: of the loader.
-        batches: how many the epoch has; None where nobody knows.
+        auto: the loader's.
+        batches: how many the epoch has.
         prefetch_factor: how many batches are made ahead for each worker.
     """
 
-    def __init__(
-        self, pool: ProcessPool, policy: AutoscalePolicy, *, batches: int | None, prefetch_factor: int
-    ) -> None:
+    def __init__(self, pool: ProcessPool, auto: AutoWorkers, *, batches: int, prefetch_factor: int) -> None:
         self._pool = pool
-        self._policy = policy
+        self._auto = auto
         self._batches = batches
         self._prefetch_factor = prefetch_factor
-        self._first: tuple[int, int, int] | None = None
-        """How long the first batch took, how much of that was computing, and how many workers the memory holds."""
-        self._starts_ns: list[int] = []
 
     def choose(self, batch: Batch | None, passed_ns: int, *, has_crashed: bool) -> int:
-        """Return how many workers the epoch has; the policy keeps it.
+        """Return how many workers the epoch has.
 
         Args:
             batch: the first; None if there is none.
@@ -63,40 +46,22 @@ class FirstBatch:
         """
         cost = None if batch is None or has_crashed or batch.error is not None else self._cost(batch, passed_ns)
         if cost is not None and batch is not None:
-            self._first = *cost, self._most_in_memory(batch.nbytes)
-        return self._choose(1)
-
-    def choose_again(self, start_ns: int) -> int:
-        """Return how many workers the epoch has, after one more was started, which took `start_ns`."""
-        self._starts_ns.append(start_ns)
-        if len(self._starts_ns) >= _KNOWN_STARTS:
-            self._policy.limits.start_ns = sum(self._starts_ns) // len(self._starts_ns)
-        return self._choose(self._pool.size)
-
-    def _choose(self, present: int) -> int:
-        if self._first is not None:
-            work_ns, busy_ns, most = self._first
-            self._policy.epochs.plan_first(work_ns, busy_ns, batches=self._batches, most=most)
-        self._policy.epochs.workers = max(present, self._policy.epochs.workers)
-        return self._plan(self._policy.epochs.workers)
+            self._auto.plan_first(*cost, batches=self._batches, most=self._most_in_memory(batch.nbytes))
+        return self._plan()
 
     def limit(self, workers: int) -> bool:
         """Have only so many workers, because the system starts no more; return whether that is still possible."""
-        self._policy.limit(workers, "the system starts no more")
-        self._policy.epochs.workers, self._policy.epochs.reason = workers, self._policy.reason
-        return self._plan(workers) == workers
+        self._auto.limit(workers, "the system starts no more")
+        return self._plan() == workers
 
     def settle(self) -> None:
         """Have the workers know how many they are."""
         self._pool.settle_workers()
 
-    def _plan(self, workers: int) -> int:
-        planned = self._pool.plan_workers(workers)
-        if planned != workers:
-            self._policy.epochs.workers, self._policy.epochs.reason = (
-                planned,
-                "a guess, and the dataset has asked for it",
-            )
+    def _plan(self) -> int:
+        planned = self._pool.plan_workers(self._auto.workers)
+        if planned != self._auto.workers:
+            self._auto.workers, self._auto.reason = planned, "a guess, and the dataset has asked for it"
         return planned
 
     def _cost(self, batch: Batch, passed_ns: int) -> tuple[int, int] | None:
@@ -113,5 +78,6 @@ class FirstBatch:
 
     def _most_in_memory(self, batch_nbytes: int) -> int:
         own = private_nbytes(self._pool.processes[0].pid or 0) or 0
-        needed = _GROWTH * own + self._prefetch_factor * batch_nbytes
-        return available_nbytes() // _MEMORY_SHARE // max(1, needed)
+        # Workers write to pages that were shared at their start: each comes to twice what the first has after a batch.
+        needed = 2 * own + self._prefetch_factor * batch_nbytes
+        return available_nbytes() // 4 // max(1, needed)  # a quarter of what is free

@@ -19,13 +19,13 @@ from penstock.core.events import Recorder
 from penstock.core.signals.interrupts import uninterrupted_finalizer
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
-from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.auto_workers import LOOK_NS, AutoWorkers
 from penstock.loader.scheduling.batch import Batch, Opener
 from penstock.loader.scheduling.batches_in_flight import BatchWindow
 from penstock.loader.scheduling.crashes import CrashCounter
 from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.scheduling.drawn_indices import DrawnIndices
-from penstock.loader.scheduling.first_batch import WAIT_S, FirstBatch
+from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.scheduling.scaling_pool import ScalingPool
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
@@ -54,7 +54,7 @@ class Scheduler:
         max_worker_crashes: int,
         spare_slots: int = 1,
         snapshot_every: int = 1,
-        autoscale: AutoscalePolicy | None = None,
+        auto_workers: AutoWorkers | None = None,
         first_batch: FirstBatch | None = None,
         opener: Opener | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class Scheduler:
         self._timeout_s = timeout_s if timeout_s > 0 else None
         self._spare_slots = spare_slots
         self._snapshot_every = snapshot_every
-        self._scales = autoscale is not None
+        self._scales = auto_workers is not None
         self._opener = opener or Opener(ring, counters)
         self._first_batch = first_batch
         """While there is one worker, and its first batch decides how many there will be."""
@@ -84,9 +84,7 @@ class Scheduler:
         self.consumed: Sequence[Consumed] = ()
         """What handing out the last batch has used up."""
         self.pool = pool
-        self.scaling_pool = ScalingPool(
-            worker_spec=worker_spec, pool=pool, ring=ring, dispatch=dispatch, counters=counters, autoscale=autoscale
-        )
+        self.scaling_pool = ScalingPool(pool=pool, dispatch=dispatch, counters=counters, auto=auto_workers)
         # Also when the program ends with the iterator alive; and without a reference back to this object.
         self.close = weakref.finalize(self, _close, pool, ring)
         ring.announce = pool.announce
@@ -131,7 +129,7 @@ class Scheduler:
         """Start as many workers as the first one's first batch shows to be needed, and give each of them a batch."""
         self._send_more(most=1)
         batch, began = self._window.get(0), time.perf_counter_ns()
-        events = self.pool.collect(WAIT_S) if batch is not None and batch.tasks_left else []
+        events = self.pool.collect(LOOK_NS / 1e9) if batch is not None and batch.tasks_left else []
         passed_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += passed_ns
         self._handle(events)
@@ -139,16 +137,13 @@ class Scheduler:
         workers = first_batch.choose(batch, passed_ns, has_crashed=has_crashed)
         self._dispatch.add_workers(workers, self._window.next_number)
         while self.pool.size < workers:
-            began = time.perf_counter_ns()
             try:
                 self.pool.resize(self.pool.size + 1)
             except (WorkerStartError, TransportError):
                 if not first_batch.limit(self.pool.size):
                     raise
                 workers = self.pool.size
-            else:
-                workers = first_batch.choose_again(time.perf_counter_ns() - began)
-            self._dispatch.add_workers(workers, self._window.next_number)
+                self._dispatch.add_workers(workers, self._window.next_number)
             self._send_more(most=self.pool.size)
         first_batch.settle()
         self.scaling_pool.report_workers()
@@ -159,9 +154,8 @@ class Scheduler:
             pass
         untaken = self.pool.cancel(self._shards, finish=finish)
         self._window.cancel(self._ring)
-        for task in (*untaken, *self.scaling_pool.tasks):
+        for task in untaken:
             self._retire_cancelled(task)
-        self.scaling_pool.tasks.clear()
 
     @property
     def consumed_since(self) -> list[Consumed]:
@@ -209,7 +203,7 @@ class Scheduler:
     def _hand_out(self, batch: Batch) -> Any:
         try:
             if self._scales:
-                self.scaling_pool.handed_out(batch, self._window, self._send_more)
+                self.scaling_pool.handed_out(batch, self._send_more)
             self._send_more()
         except BaseException:  # the sampler's, for which torch drops the batch, too
             batch.drop(self._ring)
@@ -224,7 +218,7 @@ class Scheduler:
     def _send_more(self, most: int | None = None) -> None:
         """Send batches until as many are under way as there may be, or `most`."""
         dispatch, window, drawn = self._dispatch, self._window, self._drawn
-        limit = 1 if self.scaling_pool.is_absent else dispatch.window()
+        limit = dispatch.window()
         if most is not None and most < limit:
             limit = most
         while not self._exhausted and window.under_way + drawn.failures < limit:
@@ -264,10 +258,7 @@ class Scheduler:
         task = Task(seq, batch.number, indices, batch.slot, worker, batch, self._epoch_seed, packed)
         if self._shards and worker is not None:
             self._assign_shard(task, worker)
-        if self.scaling_pool.is_absent:
-            self.scaling_pool.tasks.append(task)
-        else:
-            self.pool.submit(task)
+        self.pool.submit(task)
 
     def _assign_shard(self, task: Task, shard: int) -> None:
         task.shard, task.worker = shard, shard % self.pool.size
@@ -279,7 +270,7 @@ class Scheduler:
     def _wait(self) -> None:
         idle = 0 if self._exhausted else self._dispatch.idle(self._window.tasks_left())
         began = time.perf_counter_ns()
-        events = self._make_or_collect()
+        events = self.pool.collect(self._timeout_s)
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
         if self._counters.recorder is not None:
@@ -289,11 +280,6 @@ class Scheduler:
         if not events:
             raise WorkerTimeoutError(self._describe_timeout())
         self._handle(events)
-
-    def _make_or_collect(self) -> list[TaskResult | WorkerCrash]:
-        if self.scaling_pool.tasks:
-            return [self.scaling_pool.make(), *self.pool.collect(0.0)]
-        return self.pool.collect(self._timeout_s)
 
     def _handle(self, events: list[TaskResult | WorkerCrash]) -> None:
         for event in events:
@@ -370,7 +356,7 @@ class Scheduler:
         if not crash.is_retired:
             self._counters.restarts += 1
             self.pool.replace(crash.worker, self._shards)
-        self.scaling_pool.on_worker_crash(self._window)
+        self.scaling_pool.on_worker_crash()
         for task in sorted(crash.lost, key=lambda task: task.seq):
             if task.cancelled:
                 self._retire_cancelled(task)
