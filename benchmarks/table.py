@@ -88,6 +88,8 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         return _everyday_table(report, name)
     if name == "peers":
         return _peers_table(report)
+    if name == "peers_means":
+        return _peers_means_table(report)
     kinds = {
         "articles": _articles_table,
         "fit": _fit_table,
@@ -278,6 +280,17 @@ def _peers_table(report: dict[str, Any]) -> str:
     notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
     absent = [f"- {name}: {reason}" for name, reason in report["absent"].items()]
     return "\n".join([*lines, *([""] if notes or absent else []), *notes, *absent])
+
+
+def _peers_means_table(report: dict[str, Any]) -> str:
+    """Return a row for each other loader: the geometric means over workloads that move batches between processes."""
+    means = [one for one in map(Result.from_json, report["results"]) if not one.unit]
+    others = list(dict.fromkeys(other for result in means for other in result.ratios))
+    heads = ["penstock ÷", *(one.name.partition(":")[0] for one in means)]
+    rows = (
+        [other, *(_range(one.ratios[other], 2) if other in one.ratios else "" for one in means)] for other in others
+    )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def _loader_table(report: dict[str, Any]) -> str:
