@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.core.errors import OptionError
 from penstock.core.units import to_nbytes
+from penstock.data.formats.media_rows import Table, read_rows
 from penstock.data.schema import Errors, Selection
 from penstock.data.select_format import select_format
 from penstock.data.source import Source
@@ -28,6 +30,8 @@ def open(
     cache_nbytes: int | str = 32 << 30,
     storage: Storage | None = None,
     distributed: Distributed = False,
+    media: Table | None = None,
+    column: str | None = None,
     **options: Any,
 ) -> Source | Stream:
     r"""Open a folder, a file or many as a dataset whose samples are dicts of fields.
@@ -46,6 +50,10 @@ def open(
             own then.
         distributed: all ranks of the job (or of a process group, or of a mesh of one dimension) open this path here, at
             the same time: the first one lists remote folders and wildcards, and the others get its list.
+        media: a table that names the files of a folder: a CSV, JSON or Parquet file, COCO's JSON, a source, or a list
+            of dicts. Each of its rows is a sample: its columns, and what the format makes of the file. See
+            `penstock.data.formats.media_rows`.
+        column: which column of it names the file; None for the only one whose values do.
         **options: the format's own: `size=` of images, `index=True` of TFRecord ...; docs/formats.md lists all, and so
             does the error for one that it has not. Those that are bytes (`..._nbytes`) may be text as in "1GiB".
 
@@ -79,6 +87,10 @@ def open(
     sizes = {name: to_nbytes(name, value) for name, value in options.items() if name.endswith("_nbytes")}
     with kept_listings(distributed):
         selected, paths = select_format(path, format, storage)
+        if media is not None:
+            options["media"] = read_rows(media, os.fspath(paths[0]), column, partial(open, storage=storage))
+        elif column is not None:
+            raise OptionError(f"column={column!r} is of a table that names files: pass media=, too")
         selected.check_options(selected.open_files, options)
         return selected.open_files(paths, storage, Selection.of(fields), errors, **{**options, **sizes})
 

@@ -72,21 +72,10 @@ def test_class_folders_make_labels_in_the_order_of_their_names(root: Path) -> No
     np.testing.assert_array_equal(source.labels, [0, 1, 1, 2, 2])
 
 
-def test_splits_are_classes_with_a_warning_unless_labels_are_asked_for(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "all").mkdir()
-    for split in ("train", "val"):
-        (tmp_path / "all" / split).symlink_to(root)
-    with pytest.warns(UserWarning, match=r"several splits, which are taken for classes: train \(train\), validation"):
-        assert folder(tmp_path / "all").classes == ("train", "val")
-    assert folder(tmp_path / "all", labels=True).classes == ("train", "val")
-    assert len(folder(tmp_path / "all", labels=False)) == 10
-
-
-def test_what_is_no_picture_hidden_or_beside_class_folders_is_left_out(root: Path) -> None:
-    (root / "cats" / "notes.txt").write_text("no picture")
+def test_what_is_no_picture_or_hidden_is_left_out(root: Path) -> None:
+    (root / "cats" / "README.txt").write_text("no picture")
     put(root / "cats" / ".thumb.jpg")
     put(root / ".cache" / "c.jpg")
-    put(root / "preview.jpg")
     (root / "cats" / "folder.jpg").mkdir()
     os.mkfifo(root / "cats" / "pipe.jpg")
     assert len(folder(root)) == 5

@@ -432,7 +432,7 @@ def test_remote_videos_are_read_from_copies(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/videos/walk/a.mp4", path.read_bytes())
     try:
-        source = penstock.open("memory://videos/", format="video", frames=4, cache=tmp_path / "cache")
+        source = penstock.open("memory://videos/", format="video", labels=True, frames=4, cache=tmp_path / "cache")
         np.testing.assert_array_equal(source[3]["video"], whole[12:16])
         source.close()
     finally:

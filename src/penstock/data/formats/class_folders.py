@@ -1,12 +1,16 @@
-"""Files in class folders: which there are, and the class of each, in a few bytes a file.
+"""Files of one kind in folders: which there are, and the class of each, in a few bytes a file.
 
     ROOT/CLASS/.../FILE     as torchvision's ImageFolder reads them: the folders right below the root are the classes,
                             in the order of their names; in each, all files with a known ending, at any depth, by folder
-                            and name. Files beside class folders are left out. Unlike there, a class may be empty, and
-                            names that begin with a dot are skipped.
+                            and name. Unlike there, a class may be empty, and names that begin with a dot are skipped.
     ROOT/FILE               without class folders: the files, by name; no labels
     FILE, FILE, ...         these, in this order; no labels
     ROOT, ROOT, ...         one after another, with the classes of all
+
+Folders are classes where nothing else is likely. Other files in them (tables, annotations, captions), files beside the
+folders, several splits, and folders named for what files are (images, masks) are refused, with what was found, unless
+`labels=` says whether the folders are classes. All files in one folder, and two folders with files of the same names,
+are warned of.
 
 A million paths are one piece of memory, not a million objects: what a worker inherits, or is sent.
 """
@@ -14,38 +18,34 @@ A million paths are one piece of memory, not a million objects: what a worker in
 from __future__ import annotations
 
 import os
+import re
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby
 
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.urls import without_query
-from penstock.data.formats.split_names import warn_of_splits
+from penstock.data.formats.media_rows import MediaRows
+from penstock.data.formats.paths import Paths
+from penstock.data.formats.split_names import splits_in
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.storage import Storage, is_remote, walk_folders
 
+_ROLES = re.compile(
+    r"(ann|annotation|bbox|clip|color|depth|frame|groundtruth|gt|image|imageset|img|input|jpegimage|label|mask|photo|picture"
+    r"|rgb|segmentation|segmentationclass|segmentationobject|target|wav|audio|video)(e?s)?"
+)
+"""What folders are named for that hold one part of each sample, without digits, - and _, and a plural's s."""
 
-class Paths(Sequence[str]):
-    """Paths below one root, kept in one piece.
+_NO_DATA = re.compile(r"(readme|license|licence|copying|changelog|thumbs\.db|desktop\.ini)\b.*|.*\.(md|ini|log)", re.I)
+"""Names of files that say nothing of samples."""
 
-    >>> list(Paths("/data/", ["a.jpg", "b/c.jpg"]))
-    ['/data/a.jpg', '/data/b/c.jpg']
-    """
-
-    def __init__(self, root: str, names: Iterable[str]) -> None:
-        self._root = os.fsencode(root)
-        encoded = [*map(os.fsencode, names)]
-        self._text = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)])
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return os.fsdecode(self._root + self._text[self._ends[index] : self._ends[index + 1]])
+_SHOWN = 6
+"""Of what lies in a folder, in an error."""
 
 
 class ClassFolders:
@@ -55,15 +55,27 @@ class ClassFolders:
         paths: folders, or files.
         suffixes: of the files that count in a folder.
         storage: knows what lies remotely.
-        labels: whether class folders make labels; None for where there are some.
+        labels: whether class folders make labels; None for where nothing else is likely.
+        media: rows that name the files, one each: these are the samples, without labels.
 
     Raises:
-        SourceError: there is no such file, or labels are wanted and there are no class folders.
+        SourceError: there is no such file, or labels are wanted and there are no class folders; or without `labels` it
+            is not clear what folders are.
     """
 
     def __init__(
-        self, paths: Sequence[str], suffixes: tuple[str, ...], storage: Storage, labels: bool | None = None
+        self,
+        paths: Sequence[str],
+        suffixes: tuple[str, ...],
+        storage: Storage,
+        labels: bool | None = None,
+        media: MediaRows | None = None,
     ) -> None:
+        if media is not None and labels:
+            raise OptionError(
+                "labels=True makes labels of class folders, and media= has the columns of a table instead"
+            )
+        labels = labels if media is None else False
         self.are_remote = any(map(is_remote, paths))
         """Whether some lie remotely."""
         folders = [path for path in paths if _is_folder(path, suffixes)]
@@ -74,12 +86,21 @@ class ClassFolders:
         if not folders and labels:
             raise OptionError("labels=True needs a folder with class folders, and was given files")
         try:
-            found = [_by_class(folder, root, suffixes, storage) for folder in folders] or [{"": list(paths)}]
+            listed = [_find(folder, root, suffixes, storage) for folder in folders]
         except OSError as error:
             raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from error
+        found = [one.by_class for one in listed] or [{"": list(paths)}]
+        if not any(chain.from_iterable(one.values() for one in found)):
+            raise SourceError(f"{paths[0]} holds no file that ends on {', '.join(suffixes)}")
         has_classes = all(any(files for name, files in one.items() if name) for one in found)
         if labels and not has_classes:
             raise SourceError(f"labels=True needs class folders, and {folders[0]} has none")
+        if labels is None:
+            for folder, one in zip(folders, listed, strict=True):
+                _refuse_if_unclear(folder, one)
+            has_classes = has_classes and all(map(_are_classes, folders, listed))
+        self.left_out = "" if media is not None else _words([name for one in listed for name in one.others])
+        """What else lies in the folders, in words."""
         self.classes: tuple[str, ...] = ()
         """The names of the classes, by label."""
         self.labels: np.ndarray | None = None
@@ -87,8 +108,6 @@ class ClassFolders:
         has_labels = has_classes if labels is None else labels
         if has_labels:
             self.classes = tuple(sorted({name for one in found for name in one if name}))
-            if labels is None:
-                warn_of_splits(folders[0], self.classes, "which are taken for classes")
             numbers = {name: number for number, name in enumerate(self.classes)}
             counts = [(numbers[name], len(files)) for one in found for name, files in sorted(one.items()) if name]
             self.labels = np.repeat(*np.array(counts, np.int32).reshape(-1, 2).T).astype(np.int32)
@@ -101,8 +120,16 @@ class ClassFolders:
             versions = [known.get(path, FileVersion(0, "")) for path in self.paths]
             sizes = np.array([one.nbytes for one in versions], np.int64)
             self._versions = sizes, Paths("", (one.version for one in versions))
-        if not self.paths:
-            raise SourceError(f"{paths[0]} holds no file that ends on {', '.join(suffixes)}")
+        self.media = media
+        """The rows of which each names a file."""
+        if media is not None:
+            self.keep(media.locate(self.paths, paths[0]))
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Have these files only."""
+        self.paths = Paths("", [self.paths[number] for number in numbers])
+        self.labels = None if self.labels is None else self.labels[numbers]
+        self._versions = None
 
     def listed_version(self, index: int) -> FileVersion | None:
         """Return a remote file's version as its folder's listing has it; None where it does not, or without a cache."""
@@ -119,9 +146,37 @@ def _is_folder(path: str, suffixes: tuple[str, ...]) -> bool:
     return os.path.isdir(path)
 
 
-def _by_class(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> dict[str, list[str]]:
-    """Return {class: its files, without `root`}; files beside the class folders under ""."""
-    by_class: dict[str, list[str]] = {"": []}
+@dataclass(slots=True)
+class _Found:
+    """What lies in a folder."""
+
+    by_class: dict[str, list[str]]
+    """{class: its files, without the root}; files beside the class folders under ""."""
+    others: list[str]
+    """Other files, below the folder."""
+    folders: list[str]
+    """Of the files, below the folder."""
+
+
+def _words(names: Iterable[str]) -> str:
+    """Return what files there are in some words.
+
+    >>> _words(["images/a.jpg", "images/b.jpg", "images/c/d.txt", "train.csv"])
+    'images/ (2 of .jpg, 1 of .txt), train.csv'
+    """
+    counts: dict[str, Counter[str]] = {}
+    for name in names:
+        top, slash, _ = name.partition("/")
+        counts.setdefault(top + slash, Counter())[os.path.splitext(name)[1].lower() or "no suffix"] += 1
+    words = [
+        f"{top} ({', '.join(f'{count} of {kind}' for kind, count in kinds.most_common(3))})" if top[-1] == "/" else top
+        for top, kinds in counts.items()
+    ]
+    return ", ".join(words[:_SHOWN]) + (f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")
+
+
+def _find(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> _Found:
+    found = _Found({"": []}, [], [])
     start = len(os.path.join(folder, ""))
     listed: Iterable[tuple[str, Iterable[str]]]
     if is_remote(folder):
@@ -132,7 +187,65 @@ def _by_class(folder: str, root: str, suffixes: tuple[str, ...], storage: Storag
         walked = walk_folders(folder)
         listed = sorted((inner, [entry.name for entry in entries if entry.is_file()]) for inner, entries in walked)
     for inner, names in listed:
+        below = os.path.join(inner, "")[start:]
         prefix = os.path.join(inner, "").removeprefix(root)
-        files = by_class.setdefault(inner[start:].partition("/")[0], [])
-        files += [prefix + name for name in names if name.lower().endswith(suffixes)]
-    return by_class
+        files = found.by_class.setdefault(below.partition("/")[0], [])
+        for name in names:
+            if name.lower().endswith(suffixes):
+                files.append(prefix + name)
+            elif not _NO_DATA.fullmatch(name):
+                found.others.append(below + name)
+        found.folders.append(below)
+    return found
+
+
+def _why_unclear(found: _Found) -> str:
+    """Return why folders may not be classes, or the files not all there is; "" if they are."""
+    classes = [name for name, files in found.by_class.items() if name and files]
+    if found.others:
+        return f"{found.others[0]} may say more of them"
+    if classes and found.by_class[""]:
+        return "some lie beside the folders, and some in them"
+    splits = splits_in(found.folders)
+    if len(splits) > 1:
+        examples = ", ".join(f"{split} ({name.rstrip('/')})" for split, name in splits.items())
+        return f"it holds several splits: {examples}"
+    if len(classes) == 1 and splits_in(classes):
+        return f"{classes[0]!r} is a split, and no class"
+    named = [name for name in classes if _ROLES.fullmatch(re.sub(r"[\d_-]", "", name.lower()))]
+    return f"{named[0]!r} is no name of a class" if named and len(classes) > 1 else ""
+
+
+def _refuse_if_unclear(folder: str, found: _Found) -> None:
+    if why := _why_unclear(found):
+        own = ((top, os.path.basename(file)) for top, files in found.by_class.items() for file in files)
+        there = _words([*(f"{top}/{name}".lstrip("/") for top, name in own), *found.others])
+        raise SourceError(
+            f"what the samples of {folder} are is not clear, as {why}; there are {there}. Open one of its "
+            "folders (the files of one split); or pass labels=True (its folders are classes), labels=False (files "
+            'without labels), media="TABLE" (samples are the rows of a table, CSV or JSON, that names the files, or of '
+            'COCO\'s), or of images masks="FOLDER"'
+        )
+
+
+def _are_classes(folder: str, found: _Found) -> bool:
+    """Return whether a folder's folders are classes; warn where they could be something else."""
+    by_class = {name: files for name, files in found.by_class.items() if name}
+    if len(by_class) == 1 and not next(iter(by_class)).isdigit():  # `ImageFolderWriter` numbers them
+        warnings.warn(
+            f"no labels: all files of {folder} lie in one folder, {next(iter(by_class))}/; labels=True has it as a "
+            "class, and labels=False says that there are none",
+            stacklevel=2,
+        )
+        return False
+    if len(by_class) == 2:
+        one, other = (
+            {os.path.splitext(file.rpartition(f"{name}/")[2])[0] for file in files} for name, files in by_class.items()
+        )
+        if one == other:
+            warnings.warn(
+                f"the folders {' and '.join(by_class)} of {folder} hold files of the same names, and are taken for "
+                "classes; labels=True says that they are, and of images masks= that two files belong together",
+                stacklevel=2,
+            )
+    return any(by_class.values())

@@ -18,6 +18,8 @@ from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
+_SHOWN = 6
+"""Classes in a note."""
 _THREADS = 8
 _Found = TypeVar("_Found")
 
@@ -27,12 +29,22 @@ def choose_fields(
 ) -> dict[str, str]:
     """Return {name in the sample: field}: all of `there` by default, but those that come only where they are named.
 
-    "label" is not there without class folders.
+    "label" is not there without class folders. The columns of a table that names the files are there, but for one that
+    names them and is called as a field is.
 
     Raises:
-        SourceError: a field is missing.
+        SourceError: a field is missing, or a column is called as one is.
     """
     known = [name for name in there if name != "label" or files.labels is not None]
+    if (media := files.media) is not None:
+        if media.column in known:
+            del media.columns[media.column]
+        if both := next((name for name in media.columns if name in known), None):
+            raise SourceError(
+                f"{media.table} has a column {both!r}, and so is a field of {where} called; pass rows with another "
+                f"name for it: media=[row | {{'other': row[{both!r}]}} for row in ...]"
+            )
+        known = [*media.columns, *known]
     if fields.chosen is not None:
         return fields.names(known, where)
     return {name: name for name in known if name not in on_request}
@@ -83,6 +95,8 @@ class FolderSource(Source):
     def schema(self) -> Schema:
         """What samples hold, as far as all have it in common."""
         known = {"label": Field("number", "int64"), "path": Field("text")}
+        if (media := self.files.media) is not None:
+            known |= {name: media.field(name) for name in media.columns}
         return {name: known.get(own) or self._field(own) for name, own in self.chosen.items()}
 
     def __len__(self) -> int:
@@ -97,6 +111,19 @@ class FolderSource(Source):
     def class_to_idx(self) -> dict[str, int]:
         """The label of each class."""
         return {name: number for number, name in enumerate(self.files.classes)}
+
+    @property
+    def notes(self) -> list[str]:
+        """How labels were made, and what was left out."""
+        files, notes = self.files, []
+        if files.classes:
+            more = ", ..." if len(files.classes) > _SHOWN else ""
+            notes.append(f"labels: {len(files.classes)} class folders: {', '.join(files.classes[:_SHOWN])}{more}")
+        if files.media is not None:
+            notes.append(f"a sample is a row of {files.media.table}, of which {files.media.column!r} names the file")
+        if files.left_out:
+            notes.append(f"left out, as labels= was given: {files.left_out}")
+        return notes
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -117,10 +144,12 @@ class FolderSource(Source):
 
     def _sample(self, number: int, value: Callable[[str], Any]) -> Sample:
         """Return the sample of file `number`; `value` makes the fields that are neither its label nor its path."""
-        labels, sample = self.files.labels, Sample()
+        labels, media, sample = self.files.labels, self.files.media, Sample()
         for name, own in self.chosen.items():
             if own == "label" and labels is not None:
                 sample[name] = int(labels[number])
+            elif media is not None and own in media.columns:
+                sample[name] = media.value(own, number)
             else:
                 sample[name] = self.files.paths[number] if own == "path" else value(own)
         return sample

@@ -46,6 +46,8 @@ class Inspection:
     errors: list[str]
     """Errors of the first few records that could not be read."""
     speeds: list[ReadSpeed]
+    notes: list[str]
+    """How labels were made, and what was left out."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the inspection as JSON, with the examples' values as text."""
@@ -72,6 +74,7 @@ def render(inspection: Inspection) -> str:
         f"{escape(redact(one.path))}: {one.format}, {files}, {size_text(one.nbytes)}, {access}",
         f"  samples: {count}",
     ]
+    lines += [f"  {escape(note)}" for note in one.notes]
     if one.chunks:
         per_chunk = (one.samples or 0) / one.chunks
         lines.append(f"  chunks: {one.chunks} (or row groups; about {per_chunk:.0f} samples each)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -64,7 +65,9 @@ def inspect(
     path = os.fspath(path)
     storage = Storage()
     kind, paths = select_format(path, format, storage)
-    source = open_source(path, format=format, **dict(options or {}))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        source = open_source(path, format=format, **dict(options or {}))
     with closing(source):
         fields: dict[str, FieldSummary] = {}
         examples: list[Sample] = []
@@ -93,6 +96,7 @@ def inspect(
             examples=examples,
             errors=errors,
             speeds=measure_speeds(source, seconds) if seconds else [],
+            notes=[*getattr(source, "notes", ()), *(str(one.message) for one in warned)],
         )
 
 

@@ -32,6 +32,7 @@ from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.audio.mp3_frames import count_unstated
 from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.formats.folder_source import FolderSource, choose_fields, read_each
+from penstock.data.formats.media_rows import MediaRows
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Sample, Selection
 from penstock.data.storage.storage import Storage
@@ -61,6 +62,7 @@ def open_files(
     rate: int | Literal["any"] | None = None,
     dtype: Literal["float32", "float64"] = "float32",
     labels: bool | None = None,
+    media: MediaRows | None = None,
     max_record_nbytes: int = 1 << 30,
 ) -> AudioFiles:
     """Open a folder of audio files, several, or the files themselves.
@@ -74,7 +76,8 @@ def open_files(
         step: frames from the beginning of a clip to that of the next; `frames` where it is None.
         rate: what all files have to have, in frames a second; "any" takes each as it is.
         dtype: of the audio: float64 loses nothing of files of 32 bits or doubles.
-        labels: whether class folders make labels; None for where there are some.
+        labels: whether class folders make labels; None for where nothing else is likely: see class_folders.py.
+        media: rows of a table that name the files, each a sample; see `penstock.open`.
         max_record_nbytes: of one sample.
 
     Raises:
@@ -87,7 +90,7 @@ def open_files(
             raise OptionError(f"{name}={number} has to be 1 or more")
     if dtype not in _DTYPES or (step is not None and frames is None):
         raise OptionError(f"dtype={dtype!r} is one of {', '.join(_DTYPES)}, and step={step} is for clips: frames=")
-    files = ClassFolders(paths, SUFFIXES, storage, labels)
+    files = ClassFolders(paths, SUFFIXES, storage, labels, media)
     there = ("audio", "rate", "label", *(("start",) if frames else ()), "path")
     chosen = choose_fields(fields, there, files, paths[0])
     made = partial(

@@ -95,6 +95,38 @@ def decode(
     return pixels
 
 
+def decode_mask(
+    data: bytes, size: tuple[int, int] | None = None, resize: Resize = "cover", max_pixels: int = MAX_PIXELS
+) -> np.ndarray:
+    """Return what a picture holds for each pixel, as it is: numbers of classes or depths, not colours.
+
+    Args:
+        data: an encoded picture: grey or with a palette, of which the numbers are kept (uint8, uint16 or int32), or
+            floats (float32), of the shape (height, width); or colours, uint8 (channels, height, width).
+        size: height and width; each pixel is that of the mask which lies nearest.
+        resize: as of the image, so that both still belong together.
+        max_pixels: a picture with more is refused.
+
+    Raises:
+        SourceError: it is no picture, truncated, corrupt or too large.
+
+    >>> decode_mask(encode(np.full((3, 4, 4), 7, np.uint8)), (2, 3)).shape
+    (3, 2, 3)
+    """
+    with _pillow(_checked(data), max_pixels) as picture:
+        pixels = np.array(picture)
+    pixels = (
+        pixels.astype(np.uint8) if pixels.dtype == bool else pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    )
+    if size is not None:
+        height, width = covering(pixels.shape[:2], size) if resize == "cover" else size
+        top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
+        rows = (np.arange(top, top + size[0]) * 2 + 1) * pixels.shape[0] // (2 * height)
+        columns = (np.arange(left, left + size[1]) * 2 + 1) * pixels.shape[1] // (2 * width)
+        pixels = pixels[rows][:, columns]
+    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
+
+
 def dimensions(data: bytes | bytearray | memoryview, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Return an image's height and width, from its header: what a random crop is drawn from.
 

@@ -19,8 +19,10 @@ libjpeg-turbo then decodes no more than `size` needs:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +33,19 @@ from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.formats.decoding_device import decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
 from penstock.data.formats.images.device_images import decode_images
-from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
-from penstock.data.schema import Errors, Field, Sample, Schema, Selection
+from penstock.data.formats.images.image_codec import (
+    MAX_PIXELS,
+    Resize,
+    Size,
+    decode,
+    decode_mask,
+    encode,
+    sides,
+    suffix,
+)
+from penstock.data.formats.media_rows import MediaRows
+from penstock.data.formats.paths import NamedPaths, Paths
+from penstock.data.schema import Errors, Field, Sample, Schema, Selection, field_of
 from penstock.data.storage import event_loop
 from penstock.data.storage.foreign_files import foreign_words
 from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
@@ -44,6 +57,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 _FIELDS = ("image", "label", "path", "encoded")
 _MAX_CLASSES = 100_000
 
+Masks = str | list[str] | Callable[[str], str | os.PathLike[str]]
+
 
 def open_files(
     paths: list[str],
@@ -54,6 +69,8 @@ def open_files(
     size: Size | None = None,
     resize: Resize = "cover",
     labels: bool | None = None,
+    media: MediaRows | None = None,
+    masks: Masks | None = None,
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
     device: str | int | torch.device = "cpu",
@@ -63,11 +80,15 @@ def open_files(
     Args:
         paths: folders or files.
         storage: opens what lies remotely.
-        fields: of image, label, path, encoded; by default image, and label if there are class folders.
+        fields: of image, label, mask, path, encoded and the columns of `media`; by default all but path and encoded.
         errors: unused: reading a broken image raises RecordError.
         size: of every image: (height, width), or one number; None leaves each its own.
         resize: "cover" (torchvision's Resize and CenterCrop) or "stretch", see `image_codec.decode`.
-        labels: whether class folders make labels; None for where there are some.
+        labels: whether class folders make labels; None for where nothing else is likely: see class_folders.py.
+        media: rows of a table that name the files, each a sample; see `penstock.open`.
+        masks: a folder of pictures with the names of the images, whatever they end on, or a function of an image's path
+            that returns its mask's: the field "mask". See `image_codec.decode_mask`. Images without one are left out,
+            with a warning.
         max_pixels: of one picture, as it lies in the file.
         max_record_nbytes: of one file.
         device: "cuda" decodes JPEGs on the GPU by torchvision, a batch at once, and resizes there: `image` is a tensor
@@ -78,11 +99,16 @@ def open_files(
         OptionError: a size or a device that cannot be.
         ExtraError: torchvision is missing, for "cuda".
     """
-    files = ClassFolders(paths, SUFFIXES, storage, labels)
-    chosen = choose_fields(fields, _FIELDS, files, paths[0], on_request=("path", "encoded"))
+    if masks is not None and labels is None:
+        labels = False
+    files = ClassFolders(paths, SUFFIXES, storage, labels, media)
+    pairs = None if masks is None else _pair(files, paths[0], masks, storage)
+    there = _FIELDS if masks is None else ("image", "label", "mask", "path", "encoded")
+    chosen = choose_fields(fields, there, files, paths[0], on_request=("path", "encoded"))
     return ImageFolder(
         where=paths[0],
         files=files,
+        masks=pairs,
         chosen=chosen,
         storage=storage,
         size=sides(size, resize),
@@ -93,10 +119,45 @@ def open_files(
     )
 
 
+def _pair(files: ClassFolders, folder: str, masks: Masks, storage: Storage) -> Sequence[str]:
+    """Return the mask of each image; images without one leave `files`.
+
+    Raises:
+        SourceError: no image has one, one has several, or one that a row names has none.
+    """
+    if callable(masks):
+        return Paths("", [os.fspath(masks(path)) for path in files.paths])
+    found = ClassFolders(storage.expand(masks), SUFFIXES, storage, labels=False).paths
+    named, root = NamedPaths(found), os.path.join(folder, "")
+    numbers = [named.by_name(os.path.splitext(path.removeprefix(root))[0]) for path in files.paths]
+    several = next((at for at, each in enumerate(numbers) if len(each) > 1), None)
+    if several is not None:
+        raise SourceError(
+            f"{files.paths[several]} has several masks: {', '.join(found[at] for at in numbers[several][:3])}; pass "
+            "masks= a function that returns the path of the one that is meant"
+        )
+    lacking = [at for at, each in enumerate(numbers) if not each]
+    if len(lacking) == len(numbers) or (lacking and files.media is not None):
+        raise SourceError(
+            f"{len(lacking)} of {len(numbers)} images have no mask of their name in {masks}: {files.paths[lacking[0]]} "
+            "...; pass masks= a function that returns the path of an image's mask"
+        )
+    if lacking:
+        warnings.warn(
+            f"left out: {len(lacking)} of {len(numbers)} images, without a mask of their name in {masks}: "
+            f"{files.paths[lacking[0]]} ...",
+            stacklevel=3,
+        )
+        files.keep([at for at, each in enumerate(numbers) if each])
+    return Paths("", [found[each[0]] for each in numbers if each])
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ImageFolder(FolderSource):
     """The images of a folder. Made by `penstock.open`."""
 
+    masks: Sequence[str] | None
+    """Of each image."""
     size: tuple[int, int] | None
     resize: Resize
     max_pixels: int
@@ -106,6 +167,9 @@ class ImageFolder(FolderSource):
     )
 
     def _field(self, own: str) -> Field:
+        if own == "mask":
+            found = field_of(self._mask(0))
+            return found if self.size else replace(found, shape=(*found.shape[:-2], None, None))
         return Field("array", "uint8", (3, *(self.size or (None, None)))) if own == "image" else Field("bytes")
 
     @property
@@ -143,7 +207,13 @@ class ImageFolder(FolderSource):
         path = self.files.paths[index]
         wanted = self.chosen.values()
         data = self._bytes(path, index) if "image" in wanted or "encoded" in wanted else b""
-        return self._sample(index, lambda own: self._decoded(data, path, index) if own == "image" else data)
+
+        def value(own: str) -> Any:
+            if own == "mask":
+                return self._mask(index)
+            return self._decoded(data, path, index) if own == "image" else data
+
+        return self._sample(index, value)
 
     def read_many(self, indices: np.ndarray) -> list[Sample]:
         """Return images, as `read` does; those of a GPU are decoded together."""
@@ -154,7 +224,7 @@ class ImageFolder(FolderSource):
             encoded = [self._bytes(self.files.paths[number], number) for number in numbers]
         images = decode_images(encoded, device, self.size, self.resize, self.max_pixels)
         return [
-            self._sample(number, lambda own, data=data, image=image: image if own == "image" else data)  # type: ignore[misc]
+            self._sample(number, {"image": image, "encoded": data}.__getitem__)
             for number, data, image in zip(numbers, encoded, images, strict=True)
         ]
 
@@ -166,11 +236,19 @@ class ImageFolder(FolderSource):
         except SourceError as error:
             raise RecordError(path, 0, index, str(error)) from error
 
+    def _mask(self, index: int) -> np.ndarray:
+        path = self.masks[index] if self.masks else ""
+        try:
+            return decode_mask(self._bytes(path, index), self.size, self.resize, self.max_pixels)
+        except SourceError as error:
+            raise error if isinstance(error, RecordError) else RecordError(path, 0, index, str(error)) from error
+
     def _bytes(self, path: str, index: int) -> bytes:
         most = self.max_record_nbytes
         try:
             if is_remote(path):
-                data = self.storage.read(path, most + 1, self.files.listed_version(index))
+                version = self.files.listed_version(index) if path == self.files.paths[index] else None
+                data = self.storage.read(path, most + 1, version)
                 nbytes = len(data)
             else:
                 with open(path, "rb", buffering=0) as file:

@@ -32,6 +32,7 @@ from penstock.data.formats.decoding_device import begin_on, decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
 from penstock.data.formats.images.device_images import resized_on_device
 from penstock.data.formats.images.image_codec import Resize, Size, resized, sides
+from penstock.data.formats.media_rows import MediaRows
 from penstock.data.formats.video.decoder import DecoderPool, SeekingDecoder
 from penstock.data.formats.video.device_decoder import DeviceVideoDecoder
 from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
@@ -62,6 +63,7 @@ def open_files(
     size: Size | None = None,
     resize: Resize = "cover",
     labels: bool | None = None,
+    media: MediaRows | None = None,
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
     index: str | None = None,
@@ -80,7 +82,8 @@ def open_files(
             follow each other.
         size: of every frame: (height, width), or one number; None leaves each video its own.
         resize: "cover" (torchvision's Resize and CenterCrop) or "stretch", see `image_codec.decode`.
-        labels: whether class folders make labels; None for where there are some.
+        labels: whether class folders make labels; None for where nothing else is likely: see class_folders.py.
+        media: rows of a table that name the files, each a sample; see `penstock.open`.
         max_pixels: of one frame, as it lies in the file.
         max_record_nbytes: of one clip.
         index: a file (.npz) that keeps the index, created if it is missing: the next time only videos that are new
@@ -103,7 +106,7 @@ def open_files(
     wanted = sides(size, resize)
     if wanted is not None and frames * 3 * wanted[0] * wanted[1] > max_record_nbytes:
         raise OptionError(f"{frames} frames of {wanted} pixels are more than {max_record_nbytes} bytes")
-    files = ClassFolders(paths, SUFFIXES, storage, labels)
+    files = ClassFolders(paths, SUFFIXES, storage, labels, media)
     chosen = choose_fields(fields, _FIELDS, files, paths[0])
     indexes = read_frame_indexes(files.paths, storage, errors, max_pixels, index_path=index)
     span = (frames - 1) * stride + 1
