@@ -45,7 +45,6 @@ def test_rows_are_those_that_zarr_reads(tmp_path: Path, version: Any, dtype: str
     group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
     group.create_array("image", data=data, chunks=(8, 4, 5))
     group.create_array("inner/label", data=np.arange(50), chunks=(20,))
-    group.create_array("mean", data=np.zeros(3), chunks=(3,))
     with reading(tmp_path / "a.zarr") as source:
         for index in (0, 7, 8, 49):
             expected = data[index].astype(data.dtype.newbyteorder("="))
@@ -92,12 +91,12 @@ def test_an_array_that_no_field_can_hold_is_left_out_and_named(tmp_path: Path) -
         pass
 
 
-def test_arrays_that_look_alike_and_differ_in_length_are_refused_unless_they_are_chosen(tmp_path: Path) -> None:
+def test_arrays_that_differ_in_length_are_refused_unless_they_are_chosen(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
     for name, rows in (("train/x", 5), ("test/x", 3)):
         group.create_array(name, data=np.zeros((rows, 2), "f4"), chunks=(rows, 2))
     group.create_array("mean", data=np.zeros(2, "f4"), chunks=(2,))
-    words = r"a\.zarr: 'test/x' with 3 rows and 'train/x' with 5 look alike: choose with fields=, or open the path of"
+    words = r"a\.zarr: .* differ in their rows: 'mean' has 2, 'test/x' has 3, 'train/x' has 5; choose"
     with pytest.raises(SourceError, match=words):
         reading(tmp_path / "a.zarr")
     with reading(tmp_path / "a.zarr", fields=["test/x"]) as source:

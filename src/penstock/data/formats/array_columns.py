@@ -20,10 +20,12 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues
 from penstock.data.formats.column_source import ArrayLayout, Column
-from penstock.data.formats.split_names import splits_in
 from penstock.data.schema import Field, Sample, Schema, fitted
 
 RAGGED = "penstock_ragged"
+
+_SHOWN = 50
+"""Arrays in an error."""
 
 LIBRARY_ERRORS = (
     ArithmeticError,
@@ -54,48 +56,6 @@ OpenRows = Callable[[Any, Any, Any], ChunkedRows]
 """Returns what reads the rows of an array, given its layout, the file as a process has it open, and a cache."""
 
 
-def row_count(one: Any) -> int:
-    """Return the rows of an array, or of a group of ragged ones."""
-    return int((one["offsets"] if RAGGED in one.attrs else one).shape[0])
-
-
-def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int], where: str, choose: str) -> dict[str, Any]:
-    """Return the arrays that have as many rows as the largest one.
-
-    Args:
-        there: arrays, and groups of ragged ones.
-        nbytes: returns the bytes of an array.
-        where: they lie, for messages.
-        choose: says how others are chosen.
-
-    Raises:
-        SourceError: one that has another number of rows looks like one of these.
-    """
-    sizes = [(nbytes(one["values"] if RAGGED in one.attrs else one), row_count(one)) for one in there.values()]
-    _, rows = max(sizes, default=(0, 0))
-    same = {name: one for name, one in there.items() if row_count(one) == rows}
-    kinds = {kind: name for name, one in same.items() if (kind := _kind(name, one)) is not None}
-    for name, one in there.items():
-        kind = _kind(name, one)
-        other = None if kind is None else kinds.get(kind)
-        if name not in same and other is not None:
-            raise SourceError(
-                f"{where}: {name!r} with {row_count(one)} rows and {other!r} with {row_count(same[other])} look alike: "
-                f"{choose}; there are {', '.join(map(repr, there))}"
-            )
-    return same
-
-
-def _kind(name: str, one: Any) -> tuple[tuple[int, ...], str] | None:
-    """What makes arrays look alike, as x_train and x_test do; without such names too many of one dimension do."""
-    if RAGGED in one.attrs or (len(one.shape) < 2 and not splits_in([name])):
-        return None
-    try:
-        return tuple(one.shape[1:]), str(one.dtype)
-    except (TypeError, ValueError):  # NumPy has no such type
-        return None
-
-
 def readable(columns: Mapping[str, Column | str], where: str, *, may_lack: bool = True) -> dict[str, Column]:
     """Return what can be fields; warn of the others, which state why they cannot, or raise SourceError."""
     unread = [column for column in columns.values() if isinstance(column, str)]
@@ -103,8 +63,12 @@ def readable(columns: Mapping[str, Column | str], where: str, *, may_lack: bool 
     if unread and not (held and may_lack):
         raise SourceError("; ".join(unread))
     if len({column.count for column in held.values()}) > 1:
-        counts = ", ".join(f"{name!r} has {column.count}" for name, column in held.items())
-        raise SourceError(f"{where}: the fields of samples need one number of rows; {counts}")
+        counts = ", ".join(f"{name!r} has {column.count}" for name, column in [*held.items()][:_SHOWN])
+        more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
+        raise SourceError(
+            f"{where}: a sample is a row of each array, and these differ in their rows: {counts}{more}; choose arrays "
+            "of one length with fields=, or a group of them"
+        )
     for why in unread:
         warnings.warn(f"left out: {why}", stacklevel=3)
     return held

@@ -316,8 +316,8 @@ def _common(files: Sequence[FileColumns]) -> Schema:
         if schema.keys() != common.keys():
             words = {name: field.words() for name, field in schema.items()}
             raise SourceError(
-                f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}: those with as many "
-                "rows as the largest one of the file; choose with fields= what both have"
+                f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}; choose with fields= "
+                "what both have"
             )
         for name, field in schema.items():
             old = common[name]

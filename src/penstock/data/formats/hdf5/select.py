@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import RAGGED, of_one_length, readable
+from penstock.data.formats.array_columns import RAGGED, readable
 from penstock.data.formats.column_source import Column
 from penstock.data.optional import need
 from penstock.data.schema import Selection
@@ -36,7 +36,7 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
 
     Args:
         group: h5py's, in whose datasets they lie.
-        fields: which are wanted; by default the datasets that have as many rows as the largest one.
+        fields: which are wanted; by default all datasets.
         describe: is given each dataset.
         external: whether links to other files are followed.
 
@@ -64,12 +64,8 @@ def _all_columns(listed: _Listed, where: str, describe: Describe) -> dict[str, C
             "name files to read, or choose other fields with fields="
         )
     columns: dict[str, Column | str] = {name: f"{where}: {why}" for name, why in listed.dangling.items()}
-    there = listed.datasets
-    while there and all(isinstance(column, str) for column in columns.values()):
-        same = of_one_length(there, _nbytes, where, "choose with fields= or group=")
-        for name, one in same.items():
-            columns |= describe(name, one)
-        there = {name: one for name, one in there.items() if name not in same}
+    for name, one in listed.datasets.items():
+        columns |= describe(name, one)
     return columns
 
 
@@ -182,7 +178,3 @@ def _is_dimension(dataset: Any) -> bool:
     """Whether it only says how long a dimension of netCDF is: without values, and the length of its name may vary."""
     name = dataset.attrs.get("NAME", b"") if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" else b""
     return isinstance(name, bytes) and name.startswith(_NO_VARIABLE)
-
-
-def _nbytes(dataset: Any) -> int:
-    return int(dataset.size) * int(dataset.id.get_type().get_size())  # NumPy may have no such type

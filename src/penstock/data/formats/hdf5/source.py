@@ -1,6 +1,6 @@
 """HDF5: the datasets of a file are the fields of its samples, and their rows are the samples.
 
-fields      the datasets of the file, or of a group, that have as many rows as the largest one; "group/name" for those
+fields      the datasets of the file, or of a group, which all have the same number of rows; "group/name" for those
             that lie deeper. A soft link is a name like any other. What each type is to a sample: `fields.py`. What
             `HDF5Writer` writes: `writer.py`
 files       several are read one after another, and have to have the same fields
@@ -50,7 +50,7 @@ def open_files(
     Args:
         paths: of the files.
         storage: where they lie.
-        fields: which datasets; by default all that have as many rows as the largest one.
+        fields: which datasets; by default all, which then need the same number of rows.
         errors: unused: reading a broken sample raises RecordError.
         group: whose datasets are the fields.
         external: whether values may lie in other files: external links, external storage, virtual datasets. A file can

@@ -1,6 +1,6 @@
 """Zarr: the arrays of a group are the fields of its samples, and their rows are the samples. Versions 2 and 3.
 
-fields      arrays of numbers, and of strings and bytes of one dimension, that have as many rows as the largest one;
+fields      arrays of numbers, and of strings and bytes of one dimension, which all have the same number of rows;
             an array that is not in a group is the field "array". Dates and durations are their integers (int64), in the
             unit that the schema states, as are `units`, `scale_factor` and so on of netCDF's conventions; `_Unsigned`
             integers are unsigned. What no field can hold is left out with a warning; a group with an array that the
@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.core.errors import PenstockError, RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED, of_one_length, ragged_column, readable
+from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED, ragged_column, readable
 from penstock.data.formats.chunked_rows import ChunkedRows, Values, native, unsigned
 from penstock.data.formats.column_source import (
     ArrayLayout,
@@ -57,7 +57,7 @@ def open_files(
     Args:
         paths: of the groups: folders, or URLs.
         storage: expands paths; the zarr package itself reads from URLs.
-        fields: which arrays; by default all that have as many rows as the largest one.
+        fields: which arrays; by default all, which then need the same number of rows.
         errors: unused: reading a broken sample raises RecordError.
         max_record_nbytes: larger rows of chunks are refused.
         chunk_cache_nbytes: the most that unpacked chunks of one field take, in each process.
@@ -176,7 +176,7 @@ def _find_arrays(root: Any, fields: Selection, path: str) -> dict[str, Any]:
     if isinstance(root, need("zarr", "zarr").Array):
         return {"array": root}
     if fields.chosen is None:
-        return of_one_length(_list_arrays(root), _nbytes, path, "choose with fields=, or open the path of a group")
+        return _list_arrays(root)
     chosen = {own: root.get(own) for _, own in fields.chosen}
     return chosen if all(one is not None and _has_rows(one) for one in chosen.values()) else _list_arrays(root)
 
@@ -193,10 +193,6 @@ def _list_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
 
 def _has_rows(one: Any) -> bool:
     return RAGGED in one.attrs if hasattr(one, "groups") else bool(one.shape)
-
-
-def _nbytes(array: Any) -> int:
-    return int(math.prod(array.shape) * array.dtype.itemsize)
 
 
 def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
