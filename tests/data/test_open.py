@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -13,6 +14,7 @@ from sample_files import samples_in, write_samples
 
 import penstock
 from penstock.core.errors import OptionError, SourceError
+from penstock.data.format import Format
 from penstock.data.format_registry import FORMATS, format_named, format_of_path
 from penstock.data.inspect import inspect
 from penstock.data.select_format import guess_format, select_format
@@ -124,6 +126,31 @@ def test_each_suffix_selects_its_format() -> None:
 def test_what_is_no_path_is_refused(paths: object) -> None:
     with pytest.raises((SourceError, OptionError), match=r"neither a path|an empty list"):
         penstock.open(paths)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("errors", ["raise", "skip"])
+@pytest.mark.parametrize("format", [one for one in FORMATS if one.name != "zarr"], ids=lambda one: one.name)
+def test_a_path_that_is_not_there_is_an_error_when_it_is_opened(tmp_path: Path, format: Format, errors: Any) -> None:
+    name = f"gone{format.suffixes[0]}"
+    for path in (str(tmp_path / name), f"file://{tmp_path}/{name}", f"memory://gone/{name}"):
+        with pytest.raises(SourceError, match="gone"):
+            penstock.open(path, errors=errors)
+
+
+@pytest.mark.parametrize("format", ["csv", "tar", "tfrecord", "jsonl", "images"])
+def test_one_path_of_several_that_is_not_there_is_an_error_when_they_are_opened(tmp_path: Path, format: str) -> None:
+    suffix = format_named(format).suffixes[0]
+    (tmp_path / f"0{suffix}").write_bytes(b"")
+    for path in (f"{tmp_path}/{{0..1}}{suffix}", (str(tmp_path / f"{n}{suffix}") for n in range(2))):
+        with pytest.raises(SourceError, match=f"1{suffix}"):
+            penstock.open(path)
+    memory = fsspec.filesystem("memory")
+    memory.pipe(f"/some/0{suffix}", b"")
+    try:
+        with pytest.raises(SourceError, match=f"1{suffix}"):
+            penstock.open(f"memory://some/{{0..1}}{suffix}", format=format)
+    finally:
+        memory.rm("/some", recursive=True)
 
 
 def test_folders_of_folders_are_one_source(tmp_path: Path) -> None:

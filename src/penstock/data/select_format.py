@@ -29,7 +29,10 @@ def select_format(
     Raises:
         SourceError: nothing is there, or nothing that has a known suffix.
     """
+    if isinstance(path, Iterable) and not isinstance(path, str | bytes):
+        path = [*path]  # it may be a generator
     paths = storage.expand(path)
+    storage.check_there([one for one in paths if _is_file(one, format)], path)
     if format is None:
         return _guess_format_of_all(paths, storage)
     selected = format_named(format)
@@ -57,6 +60,14 @@ def _guess_format_of_all(paths: list[str], storage: Storage) -> tuple[Format, li
 def _is_folder(path: str, *, without_suffix: bool = False) -> bool:
     """Return whether a path is a folder; a remote one is where it ends on a slash, or has no suffix, if that counts."""
     return path.endswith("/") or without_suffix if is_remote(path) else os.path.isdir(path)
+
+
+def _is_file(path: str, format: str | None) -> bool:
+    """Return whether a path is that of one file, as far as its name says."""
+    known = format_of_path(path) if format is None else format_named(format)
+    if known is None or known.folder_markers:
+        return False
+    return not _is_folder(path, without_suffix=known.reads_folders and format_of_path(path) is None)
 
 
 def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:

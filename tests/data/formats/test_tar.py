@@ -257,7 +257,6 @@ NAMES = [
     "a.jpg",
     "a.x.JPG",
     "a.cls",
-    "README",
     "b/a.jpg",
     "b/.hidden",
     "b/c.tar.gz",
@@ -289,6 +288,15 @@ def with_links(path: Path, *kinds: tuple[str, bytes]) -> Path:
         info.size = 2
         archive.addfile(info, io.BytesIO(b"ok"))
     return path
+
+
+def test_members_without_a_suffix_are_named(tmp_path: Path) -> None:
+    path = archived(tmp_path / "a.tar", ("images/0001", b"x"), ("images/0002", b"y"), ("__meta__/a", b""))
+    with pytest.raises(RecordError, match=r"images/0001 .*: 2 members have no suffix.*rename them, as in 0001\.jpg"):
+        list(penstock.open(path))
+    path = archived(tmp_path / "b.tar", ("README", b"x"), ("0001.txt", b"y"))
+    with pytest.warns(UserWarning, match=r"left out: 'README' \.\.\. of .*b\.tar: 1 members have no suffix"):
+        assert list(penstock.open(path)) == [{"__key__": "0001", "txt": "y"}]
 
 
 def test_folders_and_devices_are_left_out(tmp_path: Path) -> None:

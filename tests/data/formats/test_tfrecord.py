@@ -187,6 +187,43 @@ def test_sequence_examples(tmp_path: Path) -> None:
     assert list(penstock.open(tmp_path / "a.tfrecord", fields=["words"])) == [{"words": [b"a", b"b"]}]
 
 
+def example_with_nulls(**features: Any) -> bytes:
+    """An Example as TFX writes it: a value that is missing is a feature of no kind."""
+    example = example_pb2.Example()
+    for name, value in features.items():
+        if value is None:
+            example.features.feature[name].SetInParent()
+        else:
+            example.features.feature[name].int64_list.value.append(value)
+    return bytes(example.SerializeToString(deterministic=True))
+
+
+def test_features_without_values_are_nulls_and_do_not_leave_the_sample(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    rows: list[dict[str, Any]] = [{"x": 1, "y": 2}, {"x": None, "y": 3}, {"x": 4}, {"x": 5, "y": 6}]
+    path.write_bytes(b"".join(read_frames(example_with_nulls(**row)) for row in rows))
+    assert list(penstock.open(path)) == rows
+    null = {"x": np.int64(-1), "y": np.int64(0)}
+    expected = [{name: value if row.get(name) is None else row[name] for name, value in null.items()} for row in rows]
+    assert list(penstock.open(path, null=null)) == expected
+    assert list(penstock.open(path, null=null, index=True)) == expected
+    assert [one["z"] for one in penstock.open(path, null=null, fields={"z": "y"})] == [2, 3, 0, 6]
+    with pytest.raises(RecordError, match="'y'"):
+        list(penstock.open(path, fields=["y"]))
+
+
+def test_records_of_another_message_are_an_error_that_names_raw(tmp_path: Path) -> None:
+    message = b"\x2a\x05hello\x30\x07"  # fields 5 and 6
+    (tmp_path / "a.tfrecord").write_bytes(read_frames(message))
+    for options in ({}, {"index": True}):
+        with pytest.raises(RecordError, match=r"no features, as of no tf\.train\.Example; raw=True"):
+            list(penstock.open(tmp_path / "a.tfrecord", **options))
+    assert list(penstock.open(tmp_path / "a.tfrecord", raw=True)) == [{"record": message}]
+    empty = example_pb2.Example(features=example_pb2.Features()).SerializeToString()
+    (tmp_path / "b.tfrecord").write_bytes(read_frames(empty) + read_frames(b""))
+    assert list(penstock.open(tmp_path / "b.tfrecord")) == [{}, {}]
+
+
 def test_raw_records_need_not_be_examples(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(read_frames(b"") + read_frames(b"\xff" * 9))
     assert list(penstock.open(tmp_path / "a", format="tfrecord", raw=True)) == [
@@ -205,9 +242,10 @@ def judged(record: bytes) -> dict[str, Any]:
     found = {}
     for name, feature in example.features.feature.items():
         kind = feature.WhichOneof("kind")
-        if kind is not None:
-            values = getattr(feature, kind).value
-            found[name] = np.array(values, np.float32).tobytes() if kind == "float_list" else list(values)
+        values = None if kind is None else getattr(feature, kind).value
+        if kind == "float_list":
+            values = np.array(values, np.float32).tobytes()
+        found[name] = values if values is None or isinstance(values, bytes) else list(values)
     return found
 
 
@@ -215,7 +253,7 @@ def ours(record: bytes) -> dict[str, Any]:
     found = {}
     for name, values in parse_features(record).items():
         floats = isinstance(values, np.ndarray) and values.dtype == np.float32
-        found[name] = values.tobytes() if floats else list(values)
+        found[name] = values if values is None else values.tobytes() if floats else list(values)
     return found
 
 

@@ -42,6 +42,8 @@ from penstock.data.storage.retries import Retries
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MAX_PATHS = 1_000_000
+_MAX_LOOKED_UP = 1000
+"""Remote files of which it is checked that they are there."""
 _BUFFER_NBYTES = 256 << 10
 _REST_S = 1.0
 """How long closing a file may wait for the last bytes of its copy."""
@@ -89,8 +91,7 @@ class Storage:
         """Return the files that `path` stands for: braces ({000..127}, {train,val}) and wildcards are expanded.
 
         ** stands for folders of any depth. Names that begin with a dot are matched by a dot alone, and what lies in a
-        folder that is matched too is that folder's. Paths made from braces are not looked up: a remote file that does
-        not exist raises when it is opened.
+        folder that is matched too is that folder's. Paths without wildcards are not looked up: see `check_there`.
 
         Raises:
             SourceError: there is no such file.
@@ -112,6 +113,24 @@ class Storage:
         if not found:
             raise SourceError(f"there is no file {os.fspath(path)!r}")
         return found
+
+    def check_there(self, files: list[str], path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
+        """Refuse files that are not there, of those that `expand` made of `path` without looking them up.
+
+        Of many remote ones, some thousand are looked up, side by side.
+
+        Raises:
+            SourceError: a file does not exist, or cannot be read.
+        """
+        for one in files:
+            if not is_remote(one) and not os.path.exists(one):
+                raise SourceError(f"there is no file {one!r}")
+        named = [path] if isinstance(path, str | os.PathLike) else path
+        braced = {one for each_path in named for one in expand_braces(os.fspath(each_path))}
+        remote = [one for one in files if is_remote(one) and one in braced]
+        some = remote[:: -(-len(remote) // _MAX_LOOKED_UP) or 1]
+        if some:
+            listed("there", "\n".join(some), lambda: [one.nbytes for one in self.file_versions(some)])
 
     def list(self, path: str) -> list[str]:
         """Return all files below a folder, sorted, except those whose name or folder begins with a dot.

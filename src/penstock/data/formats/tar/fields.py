@@ -4,8 +4,8 @@ r"""How a sample's fields lie in the members of a tar archive: WebDataset's conv
     train/0001.cls      comes after that dot, "jpg". Members that follow one another and have one key are a sample:
     train/0001.seg.png  {"__key__": "train/0001", "jpg": ..., "cls": ..., "seg.png": ...}
 
-Suffixes are lower case, however the archive has them. Members without a dot, with nothing before it, or whose path
-begins with __NAME__ (metadata) are left out.
+Suffixes are lower case, however the archive has them. Members without a dot are left out with a warning, or refused
+where there are no others; those with nothing before it, or whose path begins with __NAME__ (metadata), are left out.
 
 The last part of a suffix decides what the member holds:
 
@@ -59,6 +59,15 @@ def split_name(name: str) -> tuple[str, str] | None:
     if not dot or not stem or _METADATA.match(name) or (name.startswith("__") and name.endswith("__")):
         return None
     return folder + slash + stem, suffix
+
+
+def lacks_suffix(name: str) -> bool:
+    """Return whether a member belongs to no sample for want of a suffix.
+
+    >>> lacks_suffix("train/0001"), lacks_suffix("__meta__/a"), lacks_suffix("._0001.jpg")
+    (True, False, False)
+    """
+    return "." not in name.rpartition("/")[2] and not _METADATA.match(name)
 
 
 @dataclass(frozen=True, kw_only=True)

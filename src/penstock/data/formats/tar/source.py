@@ -6,12 +6,13 @@ archive itself, which may be gzipped. Nothing is ever extracted to disk: a path 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, split_name
+from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, lacks_suffix, split_name
 from penstock.data.formats.tar.headers import BLOCK_NBYTES, END, Member, header, members, note
 from penstock.data.formats.tar.schema_member import BySchema, encode_member, member_suffix, why_unsupported
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
@@ -86,13 +87,15 @@ class TarStream(Stream):
         with closing(SequentialReader(self._storage, shard.name)) as pieces:
             by: BySuffix | BySchema = self._by_suffix
             current: _Gathered | None = None
-            number = -1
+            number, lacking, nameless = -1, 0, ""
             for member in members(pieces):
                 if isinstance(member, str):
                     by = self._decoder(shard.name, member) or by
                     continue
                 parts = split_name(member.name) if member else None
                 if member and not parts:
+                    if lacks_suffix(member.name):
+                        lacking, nameless = lacking + 1, nameless or member.name
                     continue
                 if current and (not parts or parts[0] != current.key):
                     if current.is_wanted:
@@ -108,6 +111,14 @@ class TarStream(Stream):
                     current = _Gathered(parts[0], member.offset, is_wanted)
                 if current.is_wanted and by.wants(suffix):
                     self._gather(pieces, member, suffix, current)
+            if lacking:
+                reason = (
+                    f"{lacking} members have no suffix, which says what a member is and which belong to "
+                    "one sample: rename them, as in 0001.jpg and 0001.cls"
+                )
+                if number < 0:
+                    raise RecordError(shard.name, 0, nameless, reason)
+                warnings.warn(f"left out: {nameless!r} ... of {shard.name}: {reason}", stacklevel=2)
 
     def _decoder(self, path: str, comment: str) -> BySchema | None:
         by = self._by_suffix

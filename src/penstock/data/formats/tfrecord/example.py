@@ -84,10 +84,10 @@ def _parse(name: str, data: bytes) -> Any:
         raise MalformedError(f"it is no {name}: {error}") from error
 
 
-def parse_features(record: bytes, wanted: Container[str] | None = None) -> dict[str, Values]:
+def parse_features(record: bytes, wanted: Container[str] | None = None) -> dict[str, Values | None]:
     """Return the features of a serialised Example, or of a SequenceExample's context: those that are wanted, or all.
 
-    A feature that holds none of the three lists is left out, as if it were missing.
+    A feature that holds none of the three lists, as TFX writes a missing value, is None.
 
     Raises:
         MalformedError: it is no such message.
@@ -97,8 +97,7 @@ def parse_features(record: bytes, wanted: Container[str] | None = None) -> dict[
     {'label': [7], 'text': [b'a', b'b']}
     """
     parts = _wanted_parts(_parse("Example", record).features, wanted)
-    found = {name: _values(_parse("Feature", data)) for name, data in parts.items()}
-    return {name: values for name, values in found.items() if values is not None}
+    return {name: _values(_parse("Feature", data)) for name, data in parts.items()}
 
 
 def parse_feature_lists(record: bytes, wanted: Container[str] | None = None) -> dict[str, Steps]:

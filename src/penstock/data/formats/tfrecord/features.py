@@ -140,13 +140,13 @@ def _is_integer(field: Field) -> bool:
     return field.kind == "number" and field.dtype == "int64"
 
 
-def decode_sample(features: Mapping[str, Values], fields: Selection) -> Sample:
+def decode_sample(features: Mapping[str, Values | None], fields: Selection) -> Sample:
     """Return the sample that lies in these features, of a record with the hidden one.
 
     Raises:
         ValueError: a feature is missing, or is not of the type in the schema.
     """
-    mark = features[MARK]
+    mark = features[MARK] or []
     if len(mark) != 1 or not isinstance(mark[0], bytes):
         raise MalformedError(f"its feature {MARK} holds {len(mark)} values; it should be JSON")
     schema = _schema(mark[0])
@@ -163,7 +163,7 @@ def _schema(text: bytes) -> Schema:
         raise MalformedError(f"its feature {MARK} cannot be understood: {error}") from error
 
 
-def _value(features: Mapping[str, Values], name: str, field: Field) -> Any:
+def _value(features: Mapping[str, Values | None], name: str, field: Field) -> Any:
     values = features.get(name)
     if values is None:
         raise MalformedError(f"its field {name!r} is missing")
@@ -184,10 +184,11 @@ def _value(features: Mapping[str, Values], name: str, field: Field) -> Any:
     return value.astype(field.dtype) if field.kind == "array" else value
 
 
-def _shape(features: Mapping[str, Values], name: str, field: Field) -> tuple[Any, ...]:
+def _shape(features: Mapping[str, Values | None], name: str, field: Field) -> tuple[Any, ...]:
     if not field.is_ragged:
         return field.shape
-    sizes = features.get(name + _SHAPE, ())
+    found = features.get(name + _SHAPE)
+    sizes: Values = [] if found is None else found
     shape = tuple(int(size) for size in sizes if isinstance(size, int | np.int64))
     is_other = any(size < 0 or wanted not in (None, size) for size, wanted in zip(shape, field.shape, strict=False))
     if not len(sizes) == len(shape) == len(field.shape) or is_other:

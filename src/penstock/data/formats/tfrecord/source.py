@@ -6,10 +6,11 @@ package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from penstock.core.errors import OptionError, RecordError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
-from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features
+from penstock.data.formats.tfrecord.example import Steps, Values, parse_feature_lists, parse_features
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
 from penstock.data.formats.tfrecord.features import (
     MARK,
@@ -46,6 +47,9 @@ from penstock.data.storage.sequential_writer import concat_files as concat_files
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
+_EMPTY_NBYTES = 2
+"""Of an Example without features."""
+
 
 def open_files(
     paths: list[str],
@@ -58,6 +62,7 @@ def open_files(
     raw: bool = False,
     text: Sequence[str] = (),
     arrays: Sequence[str] = (),
+    null: Mapping[str, Any] | None = None,
     max_record_nbytes: int = 1 << 30,
 ) -> TFRecordStream | IndexedTFRecords:
     """Open TFRecord files.
@@ -73,6 +78,8 @@ def open_files(
         raw: a sample is {"record": bytes}; nothing is parsed.
         text: features that are UTF-8: str instead of bytes.
         arrays: features that are an array (or a list of bytes) even where they have one value.
+        null: the value of features that a record lacks, or has without values, as TFX writes a missing one; without it
+            the latter are None.
         max_record_nbytes: a longer record is broken.
 
     The feature lists of SequenceExamples are fields too: an array with a row for each step where all steps have as many
@@ -90,7 +97,7 @@ def open_files(
         raise OptionError(f"index={index!r} is neither True nor False; tools named tfrecord2idx write FILE.idx")
     if check:
         load_checksum()
-    parse = RecordParser(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays))
+    parse = RecordParser(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays), null=null or {})
     if not index:
         return TFRecordStream(paths, storage, errors, parse, check=check, most=max_record_nbytes)
     local = [storage.local(path) for path in paths]
@@ -105,6 +112,7 @@ class RecordParser:
     raw: bool = False
     text: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()
+    null: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _wanted(self) -> frozenset[str] | None:
@@ -123,16 +131,22 @@ class RecordParser:
         """
         if self.raw:
             return {"record": record}
-        features, lists = self._places.parse_usual(record), dict[str, Steps]()
+        features: Mapping[str, Values | None] | None = self._places.parse_usual(record)
+        lists: dict[str, Steps] = {}
         if features is None:
             features, lists = parse_features(record, self._wanted), parse_feature_lists(record, self._wanted)
+            if not features and not lists and len(record) > _EMPTY_NBYTES and self._wanted is None:
+                raise MalformedError("it has no features, as of no tf.train.Example; raw=True gives its bytes")
         if MARK in features:
             return decode_sample(features, self.fields)
         sample = {
-            name: to_field_value(values, is_text=name in self.text, is_array=name in self.arrays)
+            name: self.null.get(name)
+            if values is None
+            else to_field_value(values, is_text=name in self.text, is_array=name in self.arrays)
             for name, values in features.items()
         }
         sample |= {name: self._rows(name, steps) for name, steps in lists.items()}
+        sample |= {name: value for name, value in self.null.items() if name not in sample}
         if self.fields.chosen is None:
             return sample
         if any(name not in sample for _, name in self.fields.chosen):
@@ -151,7 +165,7 @@ class RecordParser:
         except MalformedError:
             return None
         names = self.fields.chosen or [(name, name) for name in columns]
-        if any(own not in columns for _, own in names):
+        if any(own not in columns for _, own in names) or not self.null.keys() <= columns.keys():
             return None
         return samples_of([name for name, _ in names], [columns[own] for _, own in names])
 
