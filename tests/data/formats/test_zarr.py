@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+import os
 import pickle
 import shutil
 import tempfile
+import tracemalloc
+import zlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import torch
@@ -226,7 +233,7 @@ def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
         (["pair"], {}, "'pair' holds"),
         (["z"], {}, "has no field 'z'"),
         (["x", "y"], {}, "'x' has 4, 'y' has 3"),
-        (["x"], {"max_record_nbytes": 1000}, "32000 bytes for all columns; 1000 are the most"),
+        (["x"], {"max_record_nbytes": 1000}, "chunks of all columns, 32000 bytes in 1; 1000 are the most"),
     ):
         with pytest.raises(SourceError, match=words):
             reading(tmp_path / "a.zarr", fields=fields, **options)
@@ -320,5 +327,188 @@ def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
 def test_a_chunk_that_reaches_far_beyond_its_array_is_refused(tmp_path: Path, version: Any) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
     group.create_array("x", shape=(4, 10), chunks=(1, 1 << 30), dtype="u1")
-    with pytest.raises(SourceError, match="1073741824 bytes for all columns; 1048576 are the most"):
+    with pytest.raises(SourceError, match="chunks of all columns, 1073741824 bytes in 1; 1048576 are"):
         reading(tmp_path / "a.zarr", max_record_nbytes=1 << 20)
+
+
+# ── what chunks unpack to ───────────────────────────────────────────────────────────────────────────────────
+
+MIB = 1 << 20
+BOMBS = {
+    "zstd": lambda data: numcodecs.Zstd(1).encode(data),
+    "blosc": lambda data: numcodecs.Blosc().encode(data),
+    "lz4": lambda data: numcodecs.LZ4().encode(data),
+    "gzip": gzip.compress,
+    "zlib": zlib.compress,
+    "bz2": bz2.compress,
+    "lzma": lambda data: lzma.compress(data, preset=0),
+}
+
+
+def codec_of(name: str, version: int) -> Any:
+    made: dict[str, Any] = {
+        "zstd": zarr.codecs.ZstdCodec(),
+        "blosc": zarr.codecs.BloscCodec(),
+        "gzip": zarr.codecs.GzipCodec(),
+    }
+    ids = {"gzip": "GZip", "lz4": "LZ4", "bz2": "BZ2", "lzma": "LZMA"}
+    if version == 3 and name in made:
+        return made[name]
+    return getattr(zarr.codecs.numcodecs if version == 3 else numcodecs, ids.get(name, name.title()))()
+
+
+def bytes_of_chunks(path: Path) -> list[Path]:
+    return [one for one in path.rglob("*") if one.is_file() and one.name[0].isdigit()]
+
+
+def peak_nbytes(path: Path, words: str, **options: Any) -> int:
+    """Return what is taken while the first sample is read in vain."""
+    with reading(path, **options) as source:
+        tracemalloc.start()
+        try:
+            with pytest.raises(RecordError, match=words):
+                source[0]
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_chunk_that_unpacks_to_more_than_the_limit_takes_no_memory(tmp_path: Path, name: str, version: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    data = RNG.integers(0, 9, (4, 100), "u1")
+    group.create_array("x", data=data, chunks=(1, 100), compressors=codec_of(name, version))
+    with reading(tmp_path / "a.zarr", max_record_nbytes=MIB) as source:
+        for index in range(4):
+            assert_same(source[index], {"x": data[index]})
+    for chunk in bytes_of_chunks(tmp_path / "a.zarr"):
+        chunk.write_bytes(bytes(BOMBS[name](bytes(32 * MIB))))
+    words = rf"record x\[0\]: the codec '{name}' unpacks a chunk to \d+ bytes or more; 1048576 are the most"
+    assert peak_nbytes(tmp_path / "a.zarr", words, max_record_nbytes=MIB) < 16 * MIB
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize("where", ["inner", "outer"])
+def test_chunks_of_shards_are_bounded(tmp_path: Path, where: str) -> None:
+    bomb = BOMBS["zstd"](bytes(32 * MIB))
+    inner = zarr.codecs.ZstdCodec() if where == "inner" else zarr.codecs.Crc32cCodec()
+    sharding = zarr.codecs.ShardingCodec(chunk_shape=(1, 100), codecs=[zarr.codecs.BytesCodec(), inner])
+    compressors = [] if where == "inner" else [zarr.codecs.ZstdCodec()]
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    data = np.ones((4, 100), "u1")
+    array = group.create_array(
+        "x", shape=(4, 100), chunks=(4, 100), dtype="u1", serializer=sharding, compressors=compressors
+    )
+    array[:] = data
+    with reading(tmp_path / "a.zarr", max_record_nbytes=MIB) as source:
+        assert_same(source[3], {"x": data[3]})
+    [shard] = bytes_of_chunks(tmp_path / "a.zarr")
+    if where == "outer":
+        shard.write_bytes(bomb)
+    else:
+        index = np.array([[0, len(bomb)]] * 4, "<u8").tobytes()
+        shard.write_bytes(bomb + bytes(numcodecs.CRC32C(location="end").encode(np.frombuffer(index, "u1"))))
+    assert peak_nbytes(tmp_path / "a.zarr", "'zstd' unpacks a chunk to 33554432", max_record_nbytes=MIB) < 16 * MIB
+
+
+def zstd_frame(*blocks: tuple[int, int, bytes], has_checksum: bool = False) -> bytes:
+    """Return a frame that does not state its size: of blocks, their kind (0 raw, 1 repeated), size and bytes."""
+    made = [(size << 3 | kind << 1 | (at == len(blocks) - 1)) for at, (kind, size, _) in enumerate(blocks)]
+    head = b"\x28\xb5\x2f\xfd" + bytes([4 * has_checksum, 0x58])
+    return head + b"".join(one.to_bytes(3, "little") + data for one, (_, _, data) in zip(made, blocks, strict=True))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_of_zstd_that_do_not_state_their_size_are_bounded_by_their_blocks(tmp_path: Path, version: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    data = np.arange(100, dtype="u1").reshape(1, 100)
+    group.create_array("x", data=data, chunks=(1, 100), compressors=codec_of("zstd", version))
+    [chunk] = bytes_of_chunks(tmp_path / "a.zarr")
+    chunk.write_bytes(zstd_frame((0, 60, data[0, :60].tobytes()), (0, 40, data[0, 60:].tobytes())))
+    with reading(tmp_path / "a.zarr", max_record_nbytes=MIB) as source:
+        assert_same(source[0], {"x": data[0]})
+    chunk.write_bytes(zstd_frame(*[(1, 128 << 10, b"x")] * 256))
+    assert peak_nbytes(tmp_path / "a.zarr", "'zstd' unpacks a chunk to 33554432", max_record_nbytes=MIB) < 16 * MIB
+    for odd in (b"", b"\x50\x2a\x4d\x18" + bytes(20), zstd_frame((1, 9, b"x"))[:8]):
+        chunk.write_bytes(odd)
+        with reading(tmp_path / "a.zarr") as source, pytest.raises(RecordError):
+            source[0]
+
+
+def test_a_codec_that_runs_code_or_that_nobody_can_bound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)  # as older ones do
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    group.create_array("x", data=np.arange(4), chunks=(4,), compressors=None)
+    [chunk] = bytes_of_chunks(tmp_path / "a.zarr")
+    chunk.write_bytes(pickle.dumps(Evil()))
+    stated = tmp_path / "a.zarr" / "x" / ".zarray"
+    whole = json.loads(stated.read_text())
+    for name, filters in {
+        "pickle": [{"id": "vlen-utf8"}, {"id": "pickle", "protocol": 5}],
+        "json2": [{"id": "vlen-utf8"}, {"id": "json2"}],
+        "categorize": [{"id": "vlen-utf8"}, {"id": "categorize", "labels": ["a"], "dtype": "|O", "astype": "|u1"}],
+    }.items():
+        stated.write_text(json.dumps(whole | {"dtype": "|O", "fill_value": "", "filters": filters}))
+        with pytest.raises(SourceError, match=f"array 'x' is packed by the codec '{name}', and nobody can tell"):
+            reading(tmp_path / "a.zarr")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_codec_that_is_named_is_let_through(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    data = RNG.integers(0, 9, (4, 100), "u1")
+    group.create_array("x", data=data, chunks=(1, 100), filters=[numcodecs.Base64()], compressors=None)
+    with pytest.raises(SourceError, match=r"pass more_codecs=\['base64'\] if you trust who wrote it"):
+        reading(tmp_path / "a.zarr")
+    with reading(tmp_path / "a.zarr", more_codecs=["base64"]) as source:
+        assert_same(source[3], {"x": data[3]})
+
+
+def test_filters_that_make_much_of_little_are_bounded(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    data = np.arange(400, dtype="<i8").reshape(4, 100)
+    delta = numcodecs.Delta("<i8", "<i2")
+    group.create_array("x", data=data, chunks=(1, 100), filters=delta, compressors=numcodecs.Zlib())
+    with reading(tmp_path / "a.zarr", max_record_nbytes=MIB) as source:
+        assert_same(source[3], {"x": data[3]})
+    for chunk in bytes_of_chunks(tmp_path / "a.zarr"):
+        chunk.write_bytes(zlib.compress(bytes(MIB)))
+    assert peak_nbytes(tmp_path / "a.zarr", "'delta' unpacks a chunk to 8388608", max_record_nbytes=MIB) < 4 * MIB
+    stated = tmp_path / "a.zarr" / "x" / ".zarray"
+    whole = json.loads(stated.read_text())
+    stated.write_text(json.dumps(whole | {"filters": [{"id": "packbits"}] * 8}))
+    assert peak_nbytes(tmp_path / "a.zarr", "'packbits' unpacks a chunk to 8388608", max_record_nbytes=MIB) < 4 * MIB
+    wide = {"id": "astype", "encode_dtype": "|i1", "decode_dtype": "<U100000"}
+    stated.write_text(json.dumps(whole | {"filters": [wide]}))
+    with pytest.raises(SourceError, match="the filter 'astype' names types that are no numbers: int8, <U100000"):
+        reading(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_chunk_of_texts_states_no_more_of_them_than_it_has_place_for(tmp_path: Path, version: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    group.create_array("x", shape=(4,), chunks=(4,), dtype=str, compressors=None)[:] = ["a", "bc", "d", ""]
+    with reading(tmp_path / "a.zarr") as source:
+        assert [sample["x"] for sample in source] == ["a", "bc", "d", ""]
+    [chunk] = bytes_of_chunks(tmp_path / "a.zarr")
+    chunk.write_bytes((MIB).to_bytes(4, "little") + b"\2\0\0\0ab" * MIB)
+    assert peak_nbytes(tmp_path / "a.zarr", "a chunk of 4 values states 1048576") < 32 * MIB
+
+
+def test_a_row_of_very_many_chunks_or_of_a_long_fill_value_is_refused(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", shape=(4, 1 << 20), chunks=(1, 1), dtype="u1")
+    with pytest.raises(SourceError, match="array 'x' is read in chunks of all columns, 4296011776 bytes in 1048576"):
+        reading(tmp_path / "a.zarr")
+    group = zarr.open_group(tmp_path / "b.zarr", mode="w")
+    group.create_array("x", shape=(1000,), chunks=(1000,), dtype=str, fill_value="x" * MIB)
+    with pytest.raises(SourceError, match=r"array 'x' is read in chunks of all columns, \d+ bytes in 1"):
+        reading(tmp_path / "b.zarr", max_record_nbytes=64 * MIB)

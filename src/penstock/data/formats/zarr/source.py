@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -42,6 +42,9 @@ _NUMBERS = "biufc"
 _ARROWS = tuple((1, unit) for unit in ("s", "ms", "us", "ns"))
 """Units that Arrow has, too."""
 
+_PIECE_NBYTES = 4 << 10
+"""What the zarr package takes beside the values for each chunk that it reads: 2.6 kB were seen."""
+
 
 def open_files(
     paths: list[str],
@@ -51,6 +54,7 @@ def open_files(
     *,
     max_record_nbytes: int = 1 << 30,
     chunk_cache_nbytes: int = 256 << 20,
+    more_codecs: Sequence[str] = (),
 ) -> ColumnSource:
     """Open Zarr groups.
 
@@ -59,36 +63,48 @@ def open_files(
         storage: expands paths; the zarr package itself reads from URLs.
         fields: which arrays; by default all, which then need the same number of rows.
         errors: unused: reading a broken sample raises RecordError.
-        max_record_nbytes: larger rows of chunks are refused.
+        max_record_nbytes: larger rows of chunks are refused, and no codec unpacks a chunk to more.
         chunk_cache_nbytes: the most that unpacked chunks of one field take, in each process.
+        more_codecs: names of codecs to let through, beside those of which it is known what they unpack to: some take
+            any memory, and "pickle" runs code, so only for groups from somebody trusted.
 
     Raises:
         SourceError: there is no such group, it is broken, or its arrays cannot be fields.
         ExtraError: the zarr package is not installed.
     """
     local = [path if is_remote(path) else storage.local(path) for path in paths]
-    groups = [_probe_group(path, fields, max_record_nbytes) for path in local]
-    return ColumnSource(groups, _OpenGroup, chunk_cache_nbytes)
+    limits = _Limits(max_record_nbytes, tuple(more_codecs))
+    groups = [_probe_group(path, fields, limits) for path in local]
+    return ColumnSource(groups, partial(_OpenGroup, limits), chunk_cache_nbytes)
+
+
+class _Limits(NamedTuple):
+    max_nbytes: int
+    more_codecs: tuple[str, ...]
 
 
 class _OpenGroup:
     """A group, whose arrays are opened when they are read. Any thread may: the zarr package reads in its own."""
 
-    def __init__(self, info: FileColumns) -> None:
-        self.path = info.path
+    def __init__(self, limits: _Limits, info: FileColumns) -> None:
+        self.path, self._limits = info.path, limits
         self._root: Any = None
         self._arrays: dict[str, Any] = {}
 
     def read(self, array: ArrayLayout, number: int) -> np.ndarray:
+        from penstock.data.formats.zarr.bounded_codecs import TooLargeError, bounded  # imports zarr
+
         name, start = array.name, number * array.chunk[0]
         try:
             if self._root is None:
                 self._root = _open_group(self.path)
             if name not in self._arrays:
-                self._arrays[name] = self._root[name] if hasattr(self._root, "groups") else self._root
+                found = self._root[name] if hasattr(self._root, "groups") else self._root
+                self._arrays[name] = bounded(found, f"{self.path}: array {name!r}", *self._limits)
             return np.asarray(self._arrays[name][start : start + array.chunk[0]])
         except LIBRARY_ERRORS as error:
-            words = f"zarr raised {type(error).__name__}: {error}"
+            is_ours = isinstance(error, TooLargeError)
+            words = str(error) if is_ours else f"zarr raised {type(error).__name__}: {error}"
             raise RecordError(self.path, -1, f"{name}[{start}]", words) from error
 
 
@@ -135,10 +151,10 @@ def _open_group(path: str) -> Any:
     return root
 
 
-def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
+def _probe_group(path: str, fields: Selection, limits: _Limits) -> FileColumns:
     try:
         there = _find_arrays(_open_group(path), fields, path)
-        found = {new: _column(path, own, there[own], most_nbytes) for new, own in fields.names(there, path).items()}
+        found = {new: _column(path, own, there[own], limits) for new, own in fields.names(there, path).items()}
     except PenstockError:
         raise
     except Exception as error:
@@ -195,33 +211,35 @@ def _has_rows(one: Any) -> bool:
     return RAGGED in one.attrs if hasattr(one, "groups") else bool(one.shape)
 
 
-def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
-    is_ragged = RAGGED in one.attrs
-    values = one["values"] if is_ragged else one
-    array = _layout(values, f"{name}/values" if is_ragged else name)
-    chunk = values.shards or values.chunks
-    sizes = (max(both) for both in zip(chunk[1:], array.shape, strict=True))  # a chunk may reach beyond its array
-    chunk_nbytes = chunk[0] * math.prod(sizes) * int(array.dtype.itemsize)
-    if chunk_nbytes > most_nbytes:
-        raise SourceError(
-            f"{path}: chunks of array {name!r} are {chunk_nbytes} bytes for all columns; {most_nbytes} are the most; "
-            "raise max_record_nbytes if that is right"
-        )
-    if is_ragged:
-        parts = [array, *(_layout(one[part], f"{name}/{part}") for part in ("offsets", "shapes"))]
+def _column(path: str, name: str, one: Any, limits: _Limits) -> Column | str:
+    if RAGGED in one.attrs:
+        parts = [_layout(path, f"{name}/{part}", one[part], limits) for part in ("values", "offsets", "shapes")]
         stated = one.attrs[RAGGED]
         return ragged_column(f"{path}: {name!r}", path, parts, _open_rows, stated["shape"], stated["kind"])
     field = _field(one)
     if field is None:
-        return (
-            f"{path}: array {name!r} holds {array.dtype} of shape {array.shape} in each sample, which no field can hold"
-        )
+        shape = one.shape[1:]
+        return f"{path}: array {name!r} holds {one.dtype} of shape {shape} in each sample, which no field can hold"
+    array = _layout(path, name, one, limits)
     return Column(array=array, field=field, count=array.count, open=partial(_open_values, array, field))
 
 
-def _layout(array: Any, name: str) -> ArrayLayout:
+def _layout(path: str, name: str, array: Any, limits: _Limits) -> ArrayLayout:
+    from penstock.data.formats.zarr.bounded_codecs import bounded  # imports zarr
+
     count, *shape = array.shape
-    chunk = (int((array.shards or array.chunks)[0]), *shape)  # or a row of them
+    whole = array.shards or array.chunks
+    sizes = [whole[0], *map(max, whole[1:], shape)]  # a chunk may reach beyond its array
+    pieces = math.prod(-(-size // piece) for size, piece in zip(sizes, array.chunks, strict=True))
+    fill = array.fill_value if isinstance(array.fill_value, (str, bytes)) else ""
+    nbytes = math.prod(sizes) * (int(array.dtype.itemsize) + len(fill)) + (pieces - 1) * _PIECE_NBYTES
+    if nbytes > limits.max_nbytes:
+        raise SourceError(
+            f"{path}: array {name!r} is read in chunks of all columns, {nbytes} bytes in {pieces}; "
+            f"{limits.max_nbytes} are the most; raise max_record_nbytes if that is right"
+        )
+    bounded(array, f"{path}: array {name!r}", *limits)
+    chunk = (int(whole[0]), *shape)  # or a row of them
     return ArrayLayout(name=name, count=int(count), shape=tuple(shape), dtype=array.dtype, chunk=chunk)
 
 
