@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -1096,6 +1097,48 @@ def test_rows_and_chunks_that_are_too_large_are_refused(tmp_path: Path) -> None:
         pytest.raises(RecordError, match="a heap collection of 1000"),
     ):
         source[0]
+
+
+@pytest.mark.parametrize("binary", [[], ["x"]])
+@pytest.mark.parametrize("inner", [(50,), (5, 10)])
+def test_a_row_of_many_references_to_one_text_takes_no_more_than_the_limit(
+    tmp_path: Path, inner: tuple[int, ...], binary: list[str]
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", (4, *inner), h5py.string_dtype(), chunks=(1, *inner))
+        made[:] = "ß"
+        made[(0,) * made.ndim] = "a" * (1 << 20)
+        [packed] = {made.id.read_direct_chunk((0,) * made.ndim)[1][:16]}
+        made.id.write_direct_chunk((0,) * made.ndim, packed * 50)
+    with reading(tmp_path / "a.h5", max_record_nbytes=2 << 20, binary=binary) as source:
+        tracemalloc.start()
+        with pytest.raises(RecordError, match="its 50 values take 52432000 bytes; max_record_nbytes=2097152"):
+            source[0]
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+        tracemalloc.stop()
+        values = np.full(inner, "ß".encode() if binary else "ß", object).tolist()
+        assert source[1]["x"] == values
+        assert source[3] == {"x": values}
+
+
+def test_a_row_of_very_many_chunks_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (4, 1 << 20), "u1", chunks=(1, 1))
+    with pytest.raises(SourceError, match="lies in 1048576 chunks, for which the HDF5 library takes 8589934592 bytes"):
+        reading(tmp_path / "a.h5")
+
+
+def test_whether_a_filter_is_missing_is_seen_without_a_whole_row(tmp_path: Path) -> None:
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    created.set_chunk((1, 1 << 20))
+    created.set_filter(32999, h5py.h5z.FLAG_OPTIONAL, ())
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((4, 1 << 26)), created)
+    tracemalloc.start()
+    with pytest.raises(SourceError, match="67108864 bytes"):
+        reading(tmp_path / "a.h5", max_record_nbytes=2 << 20)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
 
 
 def test_a_file_that_changed_is_said(images: Any) -> None:

@@ -76,6 +76,8 @@ def _objects_decoder(
     field: Field, inner: np.dtype[Any], is_string: bool
 ) -> Callable[[Heap, int, np.ndarray], list[Any]]:
     """Return what makes values of references to the heap."""
+    if field.kind == "object":
+        return partial(_lists_of, _unpadded_of if _BINARY in field.unit else _texts_of)
     if field.kind == "text":
         return _texts_of
     if field.kind == "bytes":
@@ -101,6 +103,19 @@ def _unpadded_of(heap: Heap, itemsize: int, references: np.ndarray) -> list[byte
 
 def _arrays_of(dtype: np.dtype[Any], heap: Heap, itemsize: int, references: np.ndarray) -> list[np.ndarray]:
     return [native(np.frombuffer(bytearray(one), dtype)) for one in heap.take(references, itemsize)]
+
+
+def _lists_of(
+    decode: Callable[[Heap, int, np.ndarray], list[Any]], heap: Heap, itemsize: int, references: np.ndarray
+) -> list[Any]:
+    """Return the values of rows of several dimensions as lists of lists."""
+    found: list[Any] = []
+    for row in references:  # many references to one object are as many values
+        heap.check(row, itemsize)
+        values = np.empty(row.size, object)
+        values[:] = decode(heap, itemsize, row.reshape(-1))
+        found.append(values.reshape(row.shape).tolist())
+    return found
 
 
 def _no_text(error: UnicodeDecodeError) -> ValueError:
@@ -133,10 +148,10 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
     reason = _why_unreadable(there)
     if reason:
         return {name: f"{where} {reason}"}
-    leaf = _variable(there.dtype) if there.dtype.kind == "O" and len(there.shape) == 1 else None
+    leaf = _variable(there.dtype, there.shape[1:]) if there.dtype.kind == "O" else None
     if leaf is not None:
         field, inner = leaf
-        is_string = field.kind == "text"
+        is_string = field.kind in ("text", "object")
         field = _as_asked(field, name, file)
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
         if layout.dtype == HEAP_REFERENCE:
@@ -189,7 +204,7 @@ def _why_unreadable(dataset: Any) -> str:
     missing = [one for one in packed if not filters.filter_avail(one[0])]
     if missing and dataset.size:
         try:
-            dataset[:1]  # chunks may do without the filter
+            dataset[(slice(1),) * dataset.ndim]  # chunks may do without the filter
         except OSError:
             code, _, _, name = missing[0]
             return (
@@ -216,7 +231,7 @@ def _field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field | str:
         unit = "" if names is None else f"enum {', '.join(f'{one}={names[one]}' for one in sorted(names))}"
         return Field("array", name, shape, unit) if shape else Field("number", name, unit=unit)
     if dtype.kind == "S" or (dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None):
-        return Field("object", unit=f"{'list<' * len(shape)}string{'>' * len(shape)}") if shape else Field("text")
+        return _text_field(shape)
     if dtype.kind == "V" and dtype.names is None and not shape:
         return Field("bytes")
     if h5py.check_ref_dtype(dtype) is not None:
@@ -226,13 +241,17 @@ def _field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field | str:
     return f"{words} of shape {shape} in each sample" if shape else words
 
 
-def _variable(dtype: np.dtype[Any]) -> tuple[Field, np.dtype[Any]] | None:
+def _text_field(shape: tuple[int, ...]) -> Field:
+    return Field("object", unit=f"{'list<' * len(shape)}string{'>' * len(shape)}") if shape else Field("text")
+
+
+def _variable(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Field, np.dtype[Any]] | None:
     """Return the field of values of variable length, and the type of an element; None for another type."""
     h5py = need("h5py", "hdf5")
     if h5py.check_string_dtype(dtype) is not None:
-        return Field("text"), np.dtype(np.uint8)
+        return _text_field(shape), np.dtype(np.uint8)
     inner = h5py.check_vlen_dtype(dtype)
-    if inner is None:
+    if inner is None or shape:
         return None
     inner = np.dtype(inner)
     if inner.shape or inner.newbyteorder("=").name not in DTYPES:

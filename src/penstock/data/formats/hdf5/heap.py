@@ -26,6 +26,8 @@ HEAP_REFERENCE = np.dtype([("count", "<u4"), ("address", "<u8"), ("number", "<u4
 _COLLECTION = struct.Struct("<4sB3xQ")
 _OBJECT = struct.Struct("<HHxxxxQ")
 _PLACE_NBYTES = 200
+_OBJECT_NBYTES = 64
+"""What a text, or bytes, takes beside its characters."""
 
 
 class Collection(dict[int, tuple[int, int]]):
@@ -66,6 +68,12 @@ class Heap:
                 raise ValueError(f"the heap's collection at byte {address} has no object {number} of {count} elements")
             found.append(data[start : start + count * itemsize])
         return found
+
+    def check(self, references: np.ndarray, itemsize: int) -> None:
+        """Raise ValueError if the values of a row together take too much: each is a copy, also of one object."""
+        nbytes = int(references["count"].sum(dtype=np.uint64)) * itemsize + references.size * _OBJECT_NBYTES
+        if nbytes > self._max_nbytes:
+            raise ValueError(f"its {references.size} values take {nbytes} bytes; max_record_nbytes={self._max_nbytes}")
 
     def _walk(self, data: Any, address: int) -> Collection:
         if address > len(data) - _COLLECTION.size:

@@ -31,6 +31,8 @@ Filter = tuple[Literal["deflate", "shuffle"], int]
 _DEFLATE, _SHUFFLE = 1, 2
 _CONTIGUOUS, _CHUNKED, _VIRTUAL = 1, 2, 3
 _MAX_ROWS = 1 << 48
+_PIECE_NBYTES = 8 << 10
+"""What the HDF5 library takes beside the values for each chunk that it reads at once: 6.5 kB were seen."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,6 +122,12 @@ def read_layout(dataset: Any, file: ProbedFile, name: str, *, on_heap: bool = Fa
         raise SourceError(
             f"{file.path}: dataset {layout.name!r} has {count} rows of {layout.row_nbytes} bytes, in chunks of "
             f"{chunk_nbytes}; {file.max_nbytes} are the most; raise max_record_nbytes if that is right"
+        )
+    pieces = 1 if dataset.chunks is None else math.prod(layout.grid[1:])
+    if pieces * _PIECE_NBYTES > file.max_nbytes:
+        raise SourceError(
+            f"{file.path}: a row of dataset {layout.name!r} lies in {pieces} chunks, for which the HDF5 library takes "
+            f"{pieces * _PIECE_NBYTES} bytes; {file.max_nbytes} are the most; raise max_record_nbytes if that is right"
         )
     is_chunk_too_large = layout.chunk[0] * layout.row_nbytes > file.max_nbytes
     if not (other or is_chunk_too_large or 0 in dataset.shape):
