@@ -328,7 +328,6 @@ def test_a_device_that_is_first_used_during_a_capture_records_nothing(
     monkeypatch.setattr(cuda, "contexts_of", Contexts)
     monkeypatch.setattr(DrivenCuda, "_new_stream", lambda _: object())
     monkeypatch.setattr(cuda, "_handle_of", lambda _: 7)
-    monkeypatch.setattr(cuda, "node_of_pci", lambda _: None)
     capturing.capture_begin()
     assert cuda_device(torch.device("cuda", 0)).has_fence
     assert driver.recorded == []

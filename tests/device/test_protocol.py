@@ -18,7 +18,7 @@ ATTRIBUTES = list(inspect.get_annotations(Device))
 
 def test_the_protocol_has_methods_and_attributes() -> None:
     assert {"empty", "upload", "download", "record_event", "wait_event", "register", "fence"} <= set(METHODS)
-    assert {"name", "torch_device", "is_host", "has_fence", "can_register", "numa_node"} == set(ATTRIBUTES)
+    assert {"name", "torch_device", "is_host", "has_fence", "can_register"} == set(ATTRIBUTES)
 
 
 @pytest.mark.parametrize("device", [Cpu, Accelerator, Cuda, Sim])

@@ -93,7 +93,6 @@ def test_a_subclass_may_have_attributes_with_any_names() -> None:
         ({"seed": True}, "seed must be a whole number, not True"),
         ({"seed": 1 << 80}, "seed must be at most 9223372036854775807, not 1208925819614629174706176"),
         ({"errors": ValueError}, "errors must be 'raise', 'skip' or a callable .* not <class 'ValueError'>"),
-        ({"keep_batch_size": "yes"}, "keep_batch_size must be True or False, not 'yes'"),
         ({"worker_type": "ray://"}, "'ray://host:port', not 'ray://'"),
         ({"sampler": [0], "distributed": True}, "leave them out"),
     ],

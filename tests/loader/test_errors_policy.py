@@ -77,16 +77,6 @@ def test_skipped_samples_are_left_out_and_named(workers: int) -> None:
     assert sorted(loader.statistics().skipped_indices) == BAD
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shape", [(2, 2), (3, 200, 200)])
-def test_a_batch_keeps_its_size_when_asked_to(workers: int, shape: tuple[int, ...]) -> None:
-    loader = DataLoader(Raising(40, shape), batch_size=4, num_workers=workers, errors="skip", keep_batch_size=True)
-    batches = list(loader)
-    assert [len(labels) for _, labels in batches] == [4] * 10
-    assert batches[0][1].tolist() == [0, 1, 2, 0]
-    assert all(torch.equal(images.flatten(1)[:, 0], labels.float()) for images, labels in batches)
-
-
 def replace(error: Exception, index: int) -> object:
     assert "corrupt" in str(error)
     return penstock.SKIP if index == 13 else (torch.full((3, 40, 40), -1.0), -1)

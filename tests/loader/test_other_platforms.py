@@ -25,6 +25,6 @@ def test_a_loader_gives_the_same_batches_on(platform: str) -> None:
     assert found["iterator"] == "torch.utils.data.dataloader"
     assert "worker processes need Linux" in found["reason"]
     assert "this loop has no state" in found["state"]
-    assert set(found["refused"]) == {"seed", "errors", "device", "keep_batch_size"}
+    assert set(found["refused"]) == {"seed", "errors", "device"}
     assert all(text.startswith(f"{name}= cannot be had") for name, text in found["refused"].items())
     assert found["help"] == 0

@@ -158,8 +158,7 @@ def main() -> None:
     found["workers"] = [batch[0].tolist() for batch in batches]
     found["reason"] = loader.statistics().fallback_reason
     found["refused"] = {
-        name: refusal(**{name: value})
-        for name, value in {"seed": 3, "errors": "skip", "device": "sim", "keep_batch_size": True}.items()
+        name: refusal(**{name: value}) for name, value in {"seed": 3, "errors": "skip", "device": "sim"}.items()
     }
     try:
         loader.state_dict()

@@ -34,10 +34,8 @@ class StageTimes:
     """Of fetch and collate: waiting for a disk, a network or a lock, rather than computing or waiting for a core."""
 
     step_s: float = 0.0
-    """Between returning one batch and the request for the next: the user's own step."""
-
-    nested_s: float = 0.0
-    """Of the steps: in loops over other loaders, which count it as well. Sums over loaders are without it."""
+    """Between returning one batch and the request for the next: the user's own step, loops over other loaders in it
+    included, which count their time as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,7 +61,6 @@ class Accelerator:
     is_host = False
     has_fence = False
     can_register = False
-    numa_node: int | None = None
 
     def __init__(self, device: torch.device) -> None:
         _leave_garbage()

@@ -131,9 +131,6 @@ class Device(Protocol):
     can_register: bool
     """Whether `register` can page-lock existing memory, if the system agrees."""
 
-    numa_node: int | None
-    """The NUMA node that it is attached to; None if unknown, or if the machine has one node."""
-
     def outside_capture(self) -> AbstractContextManager[object]:
         """Return a context whose calls are not part of a graph that is being captured. All other calls are made inside.
 

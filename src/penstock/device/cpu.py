@@ -28,7 +28,6 @@ class Cpu:
     is_host = True
     has_fence = True
     can_register = True
-    numa_node: int | None = None
 
     def outside_capture(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that does nothing: there is no graph capture on the host."""

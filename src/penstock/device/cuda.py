@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from penstock.core.host import memlock_nbytes
-from penstock.core.numa import node_of_pci
 from penstock.core.units import size_text
 from penstock.device import captures
 from penstock.device.accelerator import STAGED_NBYTES, Accelerator
@@ -37,7 +36,6 @@ from penstock.device.cuda_driver import (
     contexts_of,
     error_name,
     load,
-    pci_address,
 )
 
 if torch.version.cuda:
@@ -92,7 +90,6 @@ class DrivenCuda(Cuda):
         assert self._up is not None
         assert self._down is not None
         self._side, self._down_handle = _handle_of(self._up), _handle_of(self._down)
-        self.numa_node = node_of_pci(pci_address(self._driver, device.index))
         self.has_fence = hasattr(self._driver, "cuCtxRecordEvent")
         if self.has_fence:
             with captures.lock:

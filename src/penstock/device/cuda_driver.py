@@ -79,14 +79,6 @@ def error_name(driver: Any, result: int) -> str:
     return (words.value or b"unknown error").decode()
 
 
-def pci_address(driver: Any, index: int) -> str:
-    """Return the PCI address of device `index`, as in "0000:3b:00.0"; empty if the driver does not report it."""
-    device, address = ctypes.c_int(), ctypes.create_string_buffer(32)
-    if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetPCIBusId(address, len(address), device):
-        return ""
-    return address.value.decode()
-
-
 class DriverEvent:
     """An event of the driver, recorded again and again; see `base.Event`."""
 

@@ -51,7 +51,6 @@ class Sim:
         capacity_nbytes: the most memory it has; beyond it an allocation raises `torch.OutOfMemoryError`.
         pinnable_nbytes: the most host memory that may be registered; beyond it registration is refused.
         has_fence: whether `fence` works, as it does with new drivers only.
-        numa_node: the NUMA node that it reports.
         by_hand: whether operations run only in `step`.
         eager: whether kernels are host code that runs immediately, as operations of torch on these tensors are. Then
             `wait_event` blocks the host. Without it, kernels are what is passed to `launch`.
@@ -68,7 +67,6 @@ class Sim:
         capacity_nbytes: int | str | None = None,
         pinnable_nbytes: int | str | None = None,
         has_fence: bool = True,
-        numa_node: int | None = None,
         by_hand: bool = False,
         eager: bool = True,
         beside: Sim | None = None,
@@ -77,7 +75,6 @@ class Sim:
         self.torch_device = torch.device("cpu")
         self.has_fence = has_fence
         self.can_register = pinnable_nbytes is None or to_nbytes("pinnable_nbytes", pinnable_nbytes) > 0
-        self.numa_node = numa_node
         self._in_thread = threading.local()
         self._bandwidth = bandwidth
         self._delay_s = delay_s

@@ -182,12 +182,6 @@ class BatchWriter:
             return
         self._count += 1
 
-    def sample(self, number: int) -> Any:
-        """Return sample `number` of those added so far, copied."""
-        if self._misfits is not None:
-            return self._misfits[number]
-        return self._root.read(number)
-
     def finish(self) -> Any:
         """Return the batch of all samples that were added."""
         if self._misfits is not None:

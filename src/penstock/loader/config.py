@@ -78,7 +78,6 @@ class LoaderConfig:
     errors: ErrorPolicy = "raise"
     counts_epochs: bool = True
     """Whether each pass over a mixture or a stream is another epoch; torch's loader repeats the one that it has."""
-    keep_batch_size: bool = False
     max_worker_crashes: int = 3
     ring_bytes: int | None = None
     device: Device | None = None
@@ -246,7 +245,6 @@ class LoaderConfig:
             "worker_type": self.cluster_address or self.worker_type,
             "dispatch": self.dispatch,
             "errors": self.errors,
-            "keep_batch_size": self.keep_batch_size,
             "max_worker_crashes": self.max_worker_crashes,
             "ring_bytes": self.ring_bytes,
             "device": self.device,
@@ -266,7 +264,6 @@ class LoaderConfig:
             drop_last=self.drop_last,
             init_fn=self.worker_init_fn,
             errors=self.errors,
-            keep_batch_size=self.keep_batch_size,
             # Threads share the global random states, so no sample can have one to itself.
             seeded=self.seed is not None and self.worker_type != "thread",
         )
@@ -291,8 +288,6 @@ def _check_choices(given: dict[str, Any]) -> None:
     is_exception = isinstance(errors, type) and issubclass(errors, BaseException)
     if errors not in ("raise", "skip") and (is_exception or not callable(errors)):
         raise OptionError(f"errors must be 'raise', 'skip' or a callable (exception, index) -> sample, not {errors!r}")
-    if given["keep_batch_size"] not in (True, False):
-        raise OptionError(f"keep_batch_size must be True or False, not {given['keep_batch_size']!r}")
     _whole_number("max_worker_crashes", given["max_worker_crashes"], least=1)
     if given["snapshot_every_n_steps"] is not None:
         _whole_number("snapshot_every_n_steps", given["snapshot_every_n_steps"], least=0)

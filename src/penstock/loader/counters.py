@@ -33,7 +33,6 @@ class Counters:
     workers_ns: int = 0
     wait_ns: int = 0
     step_ns: int = 0
-    nested_ns: int = 0
     dispatch: str = ""
     dispatch_reason: str = ""
     inline_batches: int = 0
@@ -101,7 +100,6 @@ class Counters:
                 workers_s=self.workers_ns / 1e9,
                 wait_s=self.wait_ns / 1e9,
                 step_s=self.step_ns / 1e9,
-                nested_s=self.nested_ns / 1e9,
             ),
             worker_type=worker_type,
             start_method=start_method,

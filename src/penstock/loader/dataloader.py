@@ -144,7 +144,6 @@ class DataLoader(TorchDataLoader[T_co]):
         errors: what to do with a sample that raises: "raise", "skip" (leave it out and count it), or a callable
             `(exception, index) -> sample` whose result replaces it (`penstock.SKIP` leaves it out). Where ranks share
             out the samples, a batch of which nothing is left raises RankError, unless uneven="join".
-        keep_batch_size: with `errors`, fill up a batch that lost samples by repeating its first good ones.
         max_worker_crashes: how many worker processes may crash on one sample; then the sample is quarantined: it
             raises WorkerKilledError, or is left out with errors="skip". Until then a successor makes the lost batches
             again. It begins as its predecessor began, with the dataset and random states of then; unless batches are
@@ -152,8 +151,8 @@ class DataLoader(TorchDataLoader[T_co]):
         ring_bytes: the most bytes of slots for batches under way and held by the program, as in "2GiB" or 2 << 30; by
             default a quarter of the available memory.
         pin_memory: as in torch's, on pinned slots: a batch is not copied to be pinned, and its slot is not reused
-            before copies that the program started from it are over, on whatever stream. "auto" pins if a measurement
-            shows that copies gain by it. A `penstock.device.Device` pins for that device.
+            before copies that the program started from it are over, on whatever stream. "auto" is True where there is
+            an accelerator. A `penstock.device.Device` pins for that device.
         device: "cuda", "cuda:1", any other accelerator of torch's, "cpu", or "sim" (a simulated one). Batches arrive
             there, copied ahead on a side stream from pinned slots, ordered on the current stream.
         device_bytes: with `device`, the most device memory for batches that are copied ahead, as in "512MiB".
@@ -212,7 +211,6 @@ class DataLoader(TorchDataLoader[T_co]):
         worker_type: Literal["process", "thread", "ray"] | str = "process",
         dispatch: Literal["auto", "demand", "round_robin"] = "auto",
         errors: ErrorPolicy = "raise",
-        keep_batch_size: bool = False,
         max_worker_crashes: int = 3,
         ring_bytes: int | str | None = None,
         device: str | torch.device | Device | None = None,
@@ -235,7 +233,6 @@ class DataLoader(TorchDataLoader[T_co]):
             worker_type=worker_type,
             dispatch=dispatch,
             errors=errors,
-            keep_batch_size=keep_batch_size,
             max_worker_crashes=max_worker_crashes,
             ring_bytes=ring_bytes,
             device=device,

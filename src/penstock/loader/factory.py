@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.host import available_nbytes, pinnable_nbytes
-from penstock.core.numa import cores_near, prefer_memory
 from penstock.core.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
 from penstock.device import Device
 from penstock.loader.checkpoint.epoch_state import EpochState
@@ -277,7 +276,6 @@ def _pool(
         is_default=config.multiprocessing_context is None,
         base_seed=base_seed,
         named=not memfd_works(),
-        cores=cores_near(pinning.numa_node, most),
         is_settled=is_settled,
         is_watched=runtime.auto_workers is not None and (mode == "round_robin" or bool(why_impure(worker_spec))),
     )
@@ -332,8 +330,6 @@ def _ring(config: LoaderConfig, runtime: LoaderRuntime, pinning: Pinning) -> Rin
         return runtime.ring
     named = shared and not memfd_works()
     make: Callable[[int], SharedSegment] = functools.partial(create, named=named) if shared else PrivateSegment
-    if pinning.numa_node is not None:
-        make = functools.partial(_make_near, make, pinning.numa_node)
     runtime.ring = Ring(
         make,
         config.ring_bytes or max(_LEAST_RING_NBYTES, available_nbytes() // 4),
@@ -353,9 +349,3 @@ def _keep_on_host(ring: Ring, device: Device, leaf: Any) -> Any:
         return copy.deepcopy(leaf)
     ring.fence_from_now(device.fence)
     return leaf
-
-
-def _make_near(make: Callable[[int], SharedSegment], node: int, nbytes: int) -> SharedSegment:
-    segment = make(nbytes)
-    prefer_memory(segment.memory, node)
-    return segment

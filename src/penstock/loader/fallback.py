@@ -59,7 +59,6 @@ def why_torch_iterator(config: LoaderConfig, loader: TorchDataLoader[Any]) -> st
     asked = {
         "worker_type": config.worker_type != "process",
         "errors": config.errors != "raise",
-        "keep_batch_size": config.keep_batch_size,
         "seed": config.seed is not None,
         "device": config.arrives_on_device,
         "distributed": config.is_distributed,

@@ -24,7 +24,6 @@ from penstock.data.source import Source
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
 from penstock.loader.begin_epoch import begin_epoch
 from penstock.loader.factory import build_pipeline
-from penstock.loader.loop_time import loop_time
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.to_device.prefetch import InFlightCopies, Prefetcher
 
@@ -71,8 +70,6 @@ class LoaderIterator(_BaseDataLoaderIter):
         self._began_ns = time.perf_counter_ns()
         self._counters.begun_ns = self._counters.begun_ns or self._began_ns
         self._returned_ns = 0
-        self._loop_mark = 0
-        """Of `loop_time`, when the last batch was returned."""
         self._yielded = 0
         self.is_over = False
         try:
@@ -135,12 +132,9 @@ class LoaderIterator(_BaseDataLoaderIter):
             raise StopIteration
         if self._alarm is not None:
             self._alarm.check()
-        stepped, mark = self._returned_ns, loop_time.counted_ns
+        stepped = self._returned_ns
         if stepped:
             counters.step_ns += began - stepped
-            if mark != self._loop_mark:
-                mark = self._loop_mark
-                counters.nested_ns += loop_time.others_ns(mark, began - stepped)
         counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns
         try:
             # torch's record_function takes some microseconds, also when nothing is recorded.
@@ -157,7 +151,6 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._returned_ns = returned = time.perf_counter_ns()
             counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns - counted_ns
             counters.transport_ns += returned - began - counted_ns
-            self._loop_mark = loop_time.count(mark, returned - (stepped or began))
         if counters.recorder is not None:
             counters.recorder.add_turn(stepped, began, returned, counters.epochs, self._yielded)
         self._note_handed_out()

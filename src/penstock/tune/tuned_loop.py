@@ -95,7 +95,7 @@ class TunedLoop:
         given: dict[str, Any] = {"in_order": loader.in_order}
         if isinstance(loader, DataLoader):
             own = config_of(loader).own_arguments()
-            kept = ("dispatch", "errors", "keep_batch_size", "max_worker_crashes", "seed")
+            kept = ("dispatch", "errors", "max_worker_crashes", "seed")
             given |= {name: own[name] for name in kept}
         return given
 

@@ -93,27 +93,6 @@ def test_how_much_was_waited_is_the_same_in_every_output(run: RunRecord) -> None
         assert "stall_fraction" not in loader["statistics"]  # one definition, one place
 
 
-def test_a_loop_with_others_in_its_steps_waited_for_one_share_in_its_line_and_in_its_table() -> None:
-    outer, inner = (
-        LoaderRecord(
-            name=name,
-            made_at="train.py:12",
-            settings={},
-            statistics=LoaderStatistics(batches=9, samples=9, stages=stages, worker_type="process", workers=1),
-            iterator="replaced",
-        )
-        for name, stages in (
-            ("Outer", StageTimes(wait_s=2.0, step_s=8.0, nested_s=4.0)),
-            ("Inner", StageTimes(wait_s=1.0, step_s=3.0)),
-        )
-    )
-    run = RunRecord(command=("a.py",), started="2026-01-01T00:00:00", wall_s=10.0, cpus=4, loaders=(outer, inner))
-    line, *table = text_report.render(run).partition("  Outer")[2].splitlines()
-    assert "waited for data 20 % of the time" in line
-    rows = dict(re.findall(r"^ +([a-z ]+?) +[\d.]+ s +(\d+ %)", "\n".join(table[:4]), re.MULTILINE))
-    assert rows == {"step": "80 %", "this loop": "40 %", "other loops": "40 %", "waiting for data": "20 %"}
-
-
 @settings(max_examples=examples(120), deadline=None)
 @given(run=RUNS)
 def test_what_a_finding_says_of_its_loader_is_what_the_report_says_of_it(run: RunRecord) -> None:

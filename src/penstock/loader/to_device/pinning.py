@@ -9,27 +9,19 @@ to memory of torch's own allocator, which protects it.
 from __future__ import annotations
 
 import functools
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import dataloader as torch_module
 
-from penstock.core.shared_segment import PrivateSegment
-from penstock.device import Device, Event, Registration, TensorSpec, device_of
+from penstock.device import Device, Event, Registration, device_of
 from penstock.loader.to_device.prefetch import DEPTH
 from penstock.loader.transport.ring import MOST_PENDING
 
 PinMemory = bool | Literal["auto"] | Device
-
-_TRIAL_NBYTES = 16 << 20
-_TRIALS = 5
-_WORTH = 1.1
-"""Pinned copies must be faster by this much to be worth their page-locked memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +32,6 @@ class Pinning:
     fence: Callable[[], Event | None] | None = None
     finish: Callable[[Any], Any] | None = None
     """Pins the parts of a batch that are not in a page-locked slot."""
-    numa_node: int | None = None
-    """Where the slots, and the workers that fill them, should be."""
     slots_in_copies: int = 0
     """How many slots copies may occupy while others are filled."""
     reason: str = ""
@@ -58,9 +48,8 @@ def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> 
     if target is not None and not target.is_host:
         return Pinning(
             pin=target.register,
-            numa_node=target.numa_node,
             slots_in_copies=DEPTH + MOST_PENDING,
-            reason=f"slots, for copies to {target.name}{_near(target)}"
+            reason=f"slots, for copies to {target.name}"
             if target.can_register
             else f"a copy in torch's pinned memory, because {target.name} cannot page-lock slots",
         )
@@ -71,69 +60,20 @@ def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> 
     accelerator = _accelerator(torchs_device, quiet=wanted == "auto")
     if accelerator is None:
         return Pinning(reason="no: there is no accelerator")
-    because = ""
-    if wanted == "auto":
-        pays, measured = measure_pinning(accelerator)
-        because = f", because {measured}"
-        if not pays:
-            return Pinning(reason=f"no{because}")
     finish = functools.partial(torch.utils.data._utils.pin_memory.pin_memory, device=accelerator.torch_device.type)
     if not accelerator.has_fence:
-        reason = f"a copy in torch's pinned memory, because {accelerator.name} has no event for all streams{because}"
+        reason = f"a copy in torch's pinned memory, because {accelerator.name} has no event for all streams"
         return Pinning(finish=finish, reason=reason)
-    return replace(_fenced(accelerator), finish=finish, reason=_fenced(accelerator).reason + because)
+    return replace(_fenced(accelerator), finish=finish)
 
 
 def _fenced(device: Device) -> Pinning:
     return Pinning(
         pin=device.register,
         fence=device.fence,
-        numa_node=device.numa_node,
         slots_in_copies=MOST_PENDING,
-        reason=f"slots, fenced by {device.name}{_near(device)}",
+        reason=f"slots, fenced by {device.name}",
     )
-
-
-def _near(device: Device) -> str:
-    return "" if device.numa_node is None else f", on its NUMA node {device.numa_node}"
-
-
-def measure_pinning(device: Device) -> tuple[bool, str]:
-    """Return whether copies to `device` gain by pinned memory on this machine, and what was measured, for people."""
-    if device.name not in _measured:
-        with device.outside_capture():
-            _measured[device.name] = _measure(device)
-    return _measured[device.name]
-
-
-_measured: dict[str, tuple[bool, str]] = {}
-
-
-def _measure(device: Device) -> tuple[bool, str]:
-    segment = PrivateSegment(_TRIAL_NBYTES)
-    source = torch.from_numpy(np.frombuffer(segment.memory, np.uint8))
-    source.fill_(1)
-    pageable_s = _copy_s(device, source)
-    registration = device.register(segment.memory)
-    if registration is None:
-        return False, f"{device.name} cannot page-lock host memory"
-    pinned_s = _copy_s(device, source)
-    registration.close()
-    ratio = pageable_s / pinned_s
-    rates = f"{_TRIAL_NBYTES / pinned_s / 1e9:.1f} against {_TRIAL_NBYTES / pageable_s / 1e9:.1f} GB/s pageable"
-    return ratio >= _WORTH, f"copies to {device.name} from pinned memory run at {rates}"
-
-
-def _copy_s(device: Device, source: torch.Tensor) -> float:
-    """Return the seconds of a copy, the best of several."""
-    target = device.empty(TensorSpec.of(source))
-    best = float("inf")
-    for _ in range(_TRIALS):
-        device.record_event().synchronize()
-        began = time.perf_counter()
-        device.upload([(target, source)], device.record_event()).synchronize()
-        best = min(best, time.perf_counter() - began)
-    return best
 
 
 def _warn_as_torch(message: str) -> None:

@@ -9,7 +9,6 @@ the arena, and writes the batch there itself (see `PadCollate`).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -202,10 +201,6 @@ class BatchFetcher:
         if self._is_dropped(fetched.samples, wanted):
             fetched.ended = True
         else:
-            if self._must_be_refilled(fetched.samples, wanted):
-                for number in range(wanted - fetched.samples):
-                    writer.add(writer.sample(number))
-                fetched.samples = wanted
             fetched.batch = writer.finish()
 
     def _finish_list(self, samples: list[Any], wanted: int, fetched: FetchResult, enlarge: Enlarge | None) -> None:
@@ -218,17 +213,10 @@ class BatchFetcher:
         spec = self._worker_spec
         return spec.iterable and spec.drop_last and self._samples.has_ended and got < wanted
 
-    def _must_be_refilled(self, got: int, wanted: int) -> bool:
-        """Return whether skipped samples must be replaced by repeating others, to keep the batch size."""
-        return got < wanted and self._worker_spec.keep_batch_size and not self._samples.has_ended
-
     def _collate(self, samples: Any, fetched: FetchResult, wanted: int, enlarge: Enlarge | None) -> None:
         fetched.samples = len(samples) if hasattr(samples, "__len__") else 0
         if fetched.skipped and not fetched.samples:
             raise NothingLeftError(fetched)
-        if self._must_be_refilled(fetched.samples, wanted):
-            samples = list(itertools.islice(itertools.cycle(samples), wanted))
-            fetched.samples = wanted
         self._samples.begin_collate()
         if self._by_rows:
             fetched.batch = collate_samples(samples, fetched.arena)

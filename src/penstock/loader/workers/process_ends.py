@@ -16,8 +16,6 @@ class ProcessOptions(WorkerOptions):
 
     named: bool
     """Whether shared segments have names, for want of memfds."""
-    cores: frozenset[int] | None = None
-    """Where to run, or None for anywhere."""
     is_settled: bool = True
     """Whether `workers` is how many there are; else the control page has that number, and asking settles it."""
 

@@ -119,9 +119,6 @@ class _Worker:
         self._segments: dict[int, tuple[MemfdSegment | NamedSegment, np.ndarray]] = {}
         self._is_retired = False
         torch.multiprocessing._set_thread_name("pt_data_worker")
-        if options.cores is not None:
-            with contextlib.suppress(OSError):  # cores may have been taken away meanwhile; anywhere, then
-                os.sched_setaffinity(0, options.cores)
         self._worker_context = WorkerContext(
             options,
             pickled_spec.open,

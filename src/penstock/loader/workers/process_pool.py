@@ -56,7 +56,6 @@ class ProcessPool:
         is_default: whether the program has named no context; torch's workers then have another name.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
         named: whether shared segments need names, because the system refuses memfds.
-        cores: where the workers run, or None for anywhere.
         is_settled: whether `reported_workers` is final; else `plan_workers` may change it, until a worker asks for it
             or `settle_workers` is called.
         is_watched: whether workers look for what `has_effects` returns.
@@ -77,7 +76,6 @@ class ProcessPool:
         is_default: bool,
         base_seed: int,
         named: bool,
-        cores: frozenset[int] | None = None,
         is_settled: bool = True,
         is_watched: bool = False,
     ) -> None:
@@ -89,7 +87,6 @@ class ProcessPool:
             workers=reported_workers,
             base_seed=base_seed,
             named=named,
-            cores=cores,
             is_settled=is_settled,
             is_watched=is_watched,
         )

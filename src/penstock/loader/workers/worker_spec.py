@@ -41,7 +41,6 @@ class WorkerSpec:
     init_fn: Callable[[int], Any] | None = None
     """The loader's worker_init_fn. It travels with the dataset, because it may be a method of it."""
     errors: ErrorPolicy = "raise"
-    keep_batch_size: bool = False
     seeded: bool = False
     """Whether each sample is made with random states of its own seed; see `sample_seed`."""
 

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import dataloader as torch_module
 
 from penstock.loader.counters import Counters
-from penstock.loader.loop_time import loop_time
 
 _LOOP = "_penstock_loop"
 """The attribute of an iterator of torch's that holds its `TimedLoop`."""
@@ -57,7 +56,6 @@ class TimedLoop:
         self.making_ns = 0
         """What it took to make the iterator."""
         self._returned_ns = 0
-        self._loop_mark = 0
         self._yielded = 0
 
     def ask(self, index: Any) -> None:
@@ -68,17 +66,7 @@ class TimedLoop:
         """Return what `next_batch` returns, and count it."""
         counters, began_ns = self._counters, time.perf_counter_ns()
         counters.begun_ns = counters.begun_ns or began_ns
-        mark = self._loop_mark if self._returned_ns else loop_time.counted_ns
-        since_ns = self._returned_ns or began_ns
-        counters.step_ns += began_ns - since_ns
-        counters.nested_ns += loop_time.others_ns(mark, began_ns - since_ns)
-        try:
-            return self._next_batch(next_batch, began_ns)
-        finally:
-            self._loop_mark = loop_time.count(mark, time.perf_counter_ns() - since_ns)
-
-    def _next_batch(self, next_batch: Callable[[], Any], began_ns: int) -> Any:
-        counters = self._counters
+        counters.step_ns += began_ns - (self._returned_ns or began_ns)
         try:
             batch = next_batch()
         except StopIteration:

@@ -100,10 +100,9 @@ def combine_statistics(every: Sequence[LoaderStatistics]) -> LoaderStatistics:
 
 
 def total_stages(stages: Iterable[StageTimes]) -> StageTimes:
-    """Return the sum of `stages`, stage by stage; what several loops have counted of their steps is in it once."""
+    """Return the sum of `stages`, stage by stage."""
     every = list(stages)
-    sums = StageTimes(**{field.name: sum(getattr(one, field.name) for one in every) for field in fields(StageTimes)})
-    return replace(sums, step_s=sums.step_s - sums.nested_s, nested_s=0.0)
+    return StageTimes(**{field.name: sum(getattr(one, field.name) for one in every) for field in fields(StageTimes)})
 
 
 def stages_between(earlier: StageTimes, later: StageTimes) -> StageTimes:

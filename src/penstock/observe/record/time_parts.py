@@ -85,8 +85,7 @@ def loop_parts(loaders: Sequence[LoaderRecord]) -> tuple[Part, ...]:
     totals = rates.total(every)
     if not totals.loop_s:
         return ()
-    nested_s = every[0].stages.nested_s if len(every) == 1 else 0.0  # of several, another one counts it
-    step_s, whole_s = totals.stages.step_s + nested_s, totals.loop_s + nested_s
+    step_s, whole_s = totals.stages.step_s, totals.loop_s
     waited = totals.loading_s / whole_s
     shares = percent_texts([1 - waited, waited])
     digits = percent_digits(waited)
@@ -98,7 +97,6 @@ def loop_parts(loaders: Sequence[LoaderRecord]) -> tuple[Part, ...]:
             text=time_text(step_s),
             share=shares[0],
             meaning="the program's own work between two batches",
-            parts=_step_parts(step_s, nested_s, whole_s, digits),
         ),
         Part(
             label="waiting for data",
@@ -110,16 +108,6 @@ def loop_parts(loaders: Sequence[LoaderRecord]) -> tuple[Part, ...]:
             parts=_waiting_parts(every, totals, whole_s, digits),
         ),
     )
-
-
-def _step_parts(step_s: float, nested_s: float, whole_s: float, digits: int) -> tuple[Part, ...]:
-    if not nested_s:
-        return ()
-    seconds = {
-        "this loop": ("step", step_s - nested_s, "outside of other loops"),
-        "other loops": ("outside", nested_s, "over other loaders, which count it as well"),
-    }
-    return parts_of(whole_s, seconds, time_text, digits)
 
 
 def _waiting_parts(
@@ -207,7 +195,7 @@ def _outside(record: RunRecord) -> str:
     if record.ranks:
         return "Of all ranks together."
     if outside_s < -0.02 * record.wall_s:
-        return "Loops ran in several threads at the same time, so the sum exceeds the wall clock."
+        return "Loops ran in several threads, or in each other's steps, so the sum exceeds the wall clock."
     return f"{time_text(max(0.0, outside_s))} more were outside of loops: imports, set-up, saving."
 
 
