@@ -5,8 +5,7 @@ loop with one known problem three things are counted: the problem is first (the 
 named anywhere with what to change, or it is missed. Of a healthy loop nothing is to be said. Where the advice is about
 speed, it is followed, and what that gave is measured beside the loop as it was (ratios of paces, three rounds in turns)
 and shown next to what the doctor had promised. With --load, that many processes compute meanwhile. The file has all
-measurements: `tests/observe/doctor/test_pathologies.py` derives the
-findings from them anew.
+measurements, from which --show derives the findings anew.
 """
 
 from __future__ import annotations

@@ -56,30 +56,26 @@ def _problem(verdicts: str, finding: str, words: str, seconds: float, *, is_time
 
 
 PROBLEMS = {
-    "decode_at_full_size": _problem("decode-bound transform-bound", "full-size-decode", "image.draft", 4),
-    "decode_in_the_training_process": _problem("decode-bound", "no-workers", "num_workers=", 3),
-    "slow_storage": _problem("storage-bound", "too-few-workers", "num_workers=", 5),
-    "cold_files": _problem("storage-bound", "cold-reads", "page cache|free memory", 4),
-    "transform_in_python": _problem("transform-bound", "", "num_workers|augment", 4),
+    "decode_at_full_size": _problem("samples-bound", "full-size-decode", "image.draft", 4),
+    "decode_in_the_training_process": _problem("samples-bound", "no-workers", "num_workers=", 3),
+    "slow_storage": _problem("waiting-bound", "too-few-workers", "num_workers=", 5),
+    "cold_files": _problem("waiting-bound samples-bound", "cold-reads", "page cache|free memory", 4),
+    "transform_in_python": _problem("samples-bound", "costly-line", "transform_in_python.py", 4),
     "collate_by_hand": _problem("collate-bound", "", "num_workers|__getitem__", 4),
     "lists_of_numbers": _problem("collate-bound", "python-numbers", "torch.tensor", 2.5),
     "large_batches_transported": _problem(
         "transport-bound", "", "penstock.DataLoader|penstock import|num_workers=0", 5
     ),
     "tiny_batches": _problem("transport-bound", "workers-cost-more", "num_workers=0", 3),
-    "a_slow_class": _problem("transform-bound", "slow-samples", "dataset[", 4),
+    "a_slow_class": _problem("samples-bound", "slow-samples", "dataset[", 4),
     "short_epochs": _problem("start-up-bound", "short-epochs", "persistent_workers=True", 3),
     "iterator_recreated": _problem(
-        "transform-bound start-up-bound", "iterator-recreated", "batches = iter(loader)", 3, is_timed=False
+        "samples-bound start-up-bound", "iterator-recreated", "batches = iter(loader)", 3, is_timed=False
     ),
-    "pickled_for_each_worker": _problem("", "pickled-for-each-worker", "self.rows", 4, is_timed=False),
     "copied_on_write": _problem(
         "compute-bound", "copy-on-write", "self.annotations = penstock.shared(self.annotations)", 3, is_timed=False
     ),
-    "threads_in_workers": _problem("transform-bound", "threads-in-workers", "torch.set_num_threads(1)", 8),
-    "threads_after_a_fork": _problem(
-        "workers-hang", "workers-hang", 'multiprocessing_context="forkserver"', 2, is_timed=False
-    ),
+    "threads_in_workers": _problem("samples-bound", "threads-in-workers", "torch.set_num_threads(1)", 8),
     "too_many_workers": _problem("", "too-many-workers", "num_workers=", 5),
     "quota_below_the_cores": _problem("", "cpu-quota", "num_workers=1", 2, is_timed=False),
     "batches_beyond_shm": _problem("", "shm-too-small", "--shm-size=", 2.5, is_timed=False),
@@ -90,21 +86,18 @@ PROBLEMS = {
     "stream_not_sharded": _problem("", "stream-not-sharded", "get_worker_info()", 2, is_timed=False),
     "double_precision": _problem("transport-bound", "float64-samples", "float32", 3),
     "archive_opened_for_each_sample": _problem(
-        "decode-bound", "opened-for-each-sample", "open it once in each worker", 4
+        "samples-bound", "opened-for-each-sample", "open it once in each worker", 4
     ),
-    "a_lock_between_workers": _problem("transform-bound", "", "work.py|what workers share|num_workers", 4),
+    "a_lock_between_workers": _problem("samples-bound", "", "work.py|what workers share|num_workers", 4),
     "a_dictionary_of_a_manager": _problem("", "another-process-for-each-sample", "keep the data in the dataset", 5),
-    "a_pool_of_threads_in_python": _problem("", "threads-hold-each-other", "without a pool", 5),
-    "gzip_read_for_each_sample": _problem("decode-bound", "opened-for-each-sample", "open it once in each worker", 5),
-    "a_row_of_a_table": _problem("transform-bound", "table-row-for-each-sample", "to_numpy()", 5),
+    "gzip_read_for_each_sample": _problem("samples-bound", "opened-for-each-sample", "open it once in each worker", 5),
+    "a_row_of_a_table": _problem("samples-bound", "table-row-for-each-sample", "to_numpy()", 5),
     "logging_in_every_sample": _problem("", "logging-per-sample", "log once per epoch", 5),
-    "blur_before_crop": _problem("transform-bound", "", "blur_before_crop.py", 5),
-    "a_database_for_each_sample": _problem("", "database-for-each-sample", "connect once in each worker", 5),
+    "blur_before_crop": _problem("samples-bound", "", "blur_before_crop.py", 5),
     "labels_parsed_for_each_sample": _problem("", "read-again-for-each-sample", "read it once, in __init__", 5),
     "folder_listed_for_each_sample": _problem("", "read-again-for-each-sample", "list it once, in __init__", 5),
     "saved_in_every_step": _problem("compute-bound", "saves-every-step", "save once per epoch", 4),
     "sorted_by_class": _problem("", "one-label", "shuffle=True", 2, is_timed=False),
-    "copied_rows": _problem("", "samples-twice", "remove copies", 1, is_timed=False),
     "split_overlaps": _problem("", "in-train-and-validation", "random_split", 1, is_timed=False),
     "types_by_sample": _problem("", "types-differ", "float(value)", 1, is_timed=False),
     "gradients_added_up": _problem("", "gradients-not-cleared", "zero_grad()", 2, is_timed=False),
@@ -118,17 +111,11 @@ PROBLEMS = {
     "doubles_made_floats": _problem("", "float64-samples", "float32", 3),
     "records_parsed_for_each_sample": _problem("", "parsed-for-each-sample", "do it once", 5),
     "copied_for_each_sample": _problem("", "copied-for-each-sample", "copy only", 5),
-    "appended_to_a_tensor": _problem("", "appended-for-each-sample", "keep a list", 5),
     "shard_read_for_each_sample": _problem("", "reads-more-than-it-keeps", "read only the part", 5),
-    "compressed_arrays": _problem("decode-bound", "decompressed-for-each-sample", "decompress once", 5),
-    "written_by_every_sample": _problem("", "written-for-each-sample", "write once per epoch", 5),
-    "table_searched": _problem("transform-bound", "searched-for-each-sample", "group the data once", 5),
-    "vocabulary_for_each_sample": _problem("transform-bound", "same-for-every-sample", "compute it once", 5),
+    "table_searched": _problem("samples-bound", "table-row-for-each-sample", "group it by", 5),
     "kept_in_the_dataset": _problem("compute-bound", "kept-by-the-dataset", "self.history", 2.5, is_timed=False),
     "validated_often": _problem("start-up-bound", "other-loader-restarted", "make that loader once", 3),
     "stream_read_by_each_worker": _problem("", "each-worker-reads-all", "get_worker_info()", 4),
-    "checked_for_each_sample": _problem("", "checked-for-each-sample", "check all files once", 4),
-    "rebuilt_in_every_step": _problem("compute-bound", "same-in-every-step", "register_buffer", 4),
     "evaluated_in_the_epoch": _problem("", "validates-often", "once per epoch", 4),
     "locked_file": _problem("", "workers-do-not-scale", "what workers share", 5),
     "constant_labels": _problem("", "one-label", "dataset[0][1]", 2, is_timed=False),

@@ -19,16 +19,15 @@ class Doctor:
     """Find the bottleneck of a training loop, and the line to change.
 
     A script, or a module after -m, is run as `penstock run` does: its first training loop over a DataLoader is
-    examined, and the program is ended inside of that loop. Where it trains without a DataLoader, its steps are, from
-    one optimizer.step() to the next. module:object, as in train:main, is a DataLoader (torch's or penstock's); a
-    function that returns one; a pair (loader, step), or a function that returns one, where step(batch) is the training
-    step; or a function that runs a training loop. Functions are called without arguments; what follows
-    a "--" is the program's sys.argv. The code needs no changes. The doctor loads real samples and runs real training
-    steps.
+    examined, and the program is ended inside of that loop. module:object, as in train:main, is a DataLoader (torch's
+    or penstock's); a function that returns one; a pair (loader, step), or a function that returns one, where
+    step(batch) is the training step; or a function that runs a training loop. Functions are called without arguments;
+    what follows a "--" is the program's sys.argv. The code needs no changes. The doctor loads real samples and runs
+    real training steps. Other loops of the program, such as a validation, are cut short: results that it prints
+    meanwhile are of a part.
 
-    Storage, decoding, transforms, collate, transport, copies to the device and the step are measured separately. Each
-    proposed change is tried in the loop itself, interleaved with the unchanged loop; a difference within the spread of
-    the measurement is reported as such.
+    Samples, collate, transport, copies to the device and the step are measured separately. Changes are tried in the
+    loop itself, interleaved with the unchanged loop; a gain is stated if two rounds agree, and else not known.
 
     --pid: look into a running Python program, started by penstock or not, from outside and without stopping it (py-spy
     does; it is in penstock[doctor]): how long its loop waits for batches, which lines of the dataset and of the step it
@@ -37,7 +36,8 @@ class Doctor:
     --transfer: measure only the copies of a batch to the device: from pageable, pinned and slot memory, blocking or
     not, ahead of the step or in front of it. Without an accelerator, only copies within the host.
 
-    The exit code is 0; with --check, 1 if there is something to change; 2 after an error.
+    The exit code is 0; with --check, 1 if there is something to change (not for what the measurements leave open); 2
+    after an error.
     """
 
     name = "doctor"
@@ -68,7 +68,7 @@ class Doctor:
         if args.transfer:
             return _transfer(args)
         if args.seconds <= 0:
-            raise PenstockError(f"--seconds must be positive, got {args.seconds:g}; 20 is usual")
+            raise PenstockError(f"--seconds must be positive, got {args.seconds:g}; 16 is usual")
         if args.pid is not None:
             return _look_into(args)
         if not args.command:
@@ -80,7 +80,7 @@ class Doctor:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=float, default=20.0, metavar="S", help="how long to measure (default: %(default)s)"
+        "--seconds", type=float, default=16.0, metavar="S", help="how long to measure (default: %(default)s)"
     )
     parser.add_argument("--check", action="store_true", help="exit with 1 if there is something to change")
     parser.add_argument("--pid", type=int, metavar="N", help="look into this running program instead")
@@ -104,16 +104,17 @@ def _take_options(args: argparse.Namespace) -> list[str]:
 
 
 def _examine(args: argparse.Namespace) -> int:
-    from penstock.observe.doctor.causes import diagnose
-    from penstock.observe.doctor.examine import examine
-    from penstock.observe.doctor.rendering import as_json, render
-
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     name = " ".join(args.command[:2] if args.command[0] == "-m" else args.command[:1])
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the program's output is not part of the result
             loop = load_loop(args.command)
-            found = examine(loop, name=name, seconds=args.seconds, on_error=print_own_traceback)
+            _say(f"importing torch, and then {name}; the measurements take about {args.seconds:.0f} s")
+            from penstock.observe.doctor.causes import diagnose
+            from penstock.observe.doctor.examine import examine
+            from penstock.observe.doctor.rendering import as_json, render
+
+            found = examine(loop, name=name, seconds=args.seconds, on_error=print_own_traceback, say=_say)
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
     diagnosis = diagnose(found)
@@ -121,8 +122,12 @@ def _examine(args: argparse.Namespace) -> int:
         print(json.dumps(redact_all(as_json(found, diagnosis)), indent=2, default=repr))
     else:
         print(shown(render(found, diagnosis)), end="")
-    is_faulty = diagnosis.verdict.name != "healthy" or any(not finding.is_uncertain for finding in diagnosis.findings)
-    return 1 if args.check and is_faulty else 0
+    return 1 if args.check and not diagnosis.is_healthy else 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"penstock doctor: {text}\n")
+    sys.stderr.flush()
 
 
 def _look_into(args: argparse.Namespace) -> int:

@@ -67,6 +67,11 @@ def _run(program: Callable[[Callable[[], None]], None]) -> TrialScheduler:
     return scheduler
 
 
+def _orders(scheduler: TrialScheduler) -> EpochOrders | None:
+    assert scheduler.later_epochs is not None
+    return scheduler.later_epochs.result()
+
+
 def _train(loader: DataLoader[Any], step: Callable[[], None]) -> None:
     for _ in loader:
         step()
@@ -97,14 +102,14 @@ _SETTINGS = Settings(dataset="Numbered")
 
 @pytest.mark.parametrize("epochs", [2, 50])
 def test_epochs_of_a_distributed_sampler_without_set_epoch_are_found_to_be_the_same(epochs: int) -> None:
-    found = _finding(_run(_by_ranks(sets_epoch=False, epochs=epochs)).epoch_orders)
+    found = _finding(_orders(_run(_by_ranks(sets_epoch=False, epochs=epochs))))
     assert (found.name, found.is_uncertain) == ("same-order", False)
     assert "set_epoch(epoch)" in found.remedy
-    assert _run(_by_ranks(sets_epoch=True, epochs=epochs)).epoch_orders is None
+    assert _orders(_run(_by_ranks(sets_epoch=True, epochs=epochs))) is None
 
 
 def test_workers_are_stopped_while_the_program_begins_its_next_epochs() -> None:
-    seen = _run(_by_ranks(sets_epoch=False, num_workers=1)).epoch_orders
+    seen = _orders(_run(_by_ranks(sets_epoch=False, num_workers=1)))
     assert seen is not None
     assert seen.epochs == 3
 
@@ -133,7 +138,7 @@ def _seeded_once(step: Callable[[], None]) -> None:
     [(_seeded_again, True), (_made_again_with_its_generator, True), (_seeded_once, False)],
 )
 def test_a_generator_that_every_epoch_seeds_again_is_found(program: Any, is_found: bool) -> None:
-    seen = _run(program).epoch_orders
+    seen = _orders(_run(program))
     assert (seen is not None) == is_found
     if is_found:
         found = _finding(seen)
@@ -149,7 +154,7 @@ def test_two_loops_that_share_an_epoch_are_no_repetition() -> None:
             _train(loader, step)
             _train(loader, step)
 
-    assert _run(program).epoch_orders is None
+    assert _orders(_run(program)) is None
 
 
 def test_a_pass_over_the_training_data_without_gradients_is_no_epoch() -> None:
@@ -162,7 +167,7 @@ def test_a_pass_over_the_training_data_without_gradients_is_no_epoch() -> None:
             with torch.no_grad():
                 _train(loader, step)
 
-    assert _run(program).epoch_orders is None
+    assert _orders(_run(program)) is None
 
 
 class Fixed(Sampler[int]):
@@ -181,7 +186,7 @@ def test_an_order_that_a_sampler_of_the_users_repeats_may_be_meant() -> None:
         while True:
             _train(loader, step)
 
-    assert _finding(_run(program).epoch_orders).is_uncertain
+    assert _finding(_orders(_run(program))).is_uncertain
 
 
 def test_looking_at_an_order_changes_no_order() -> None:
@@ -234,7 +239,7 @@ def test_a_program_that_saves_by_torch_goes_on_to_its_next_epochs() -> None:
             _train(loader, step)
             torch.save([1], "/nonexistent/best.pt")
 
-    seen = _run(program).epoch_orders
+    seen = _orders(_run(program))
     assert seen is not None
     assert seen.epochs == 3
 
@@ -311,7 +316,7 @@ def test_nothing_is_said_of_the_order_of_one_epoch() -> None:
     def program(step: Callable[[], None]) -> None:
         _train(DataLoader(_DATA, batch_size=4), step)
 
-    seen = _run(program).epoch_orders
+    seen = _orders(_run(program))
     assert seen is None
     measured = Measurements(name="", machine=Machine(), settings=_SETTINGS, has_step=True, epoch_orders=seen)
     assert not {"same-order", "not-shuffled"} & {one.name for one in diagnose(measured).findings}

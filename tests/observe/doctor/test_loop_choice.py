@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from sample_sets import Numbered
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.probes.time_limit import time_limit
-from penstock.observe.doctor.trial import AS_IS, NO_WORKERS
-from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource
+from penstock.observe.doctor.trial import AS_IS
+from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.examined_loop import run_loop
-from penstock.observe.doctor.trials.loader_variant import build_variant
-from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
-from penstock.observe.doctor.trials.source_rotation import SourceRotation
-from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
+from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 pytestmark = [
@@ -240,40 +237,3 @@ def test_a_loop_before_any_optimizer_is_examined_where_no_training_comes() -> No
 
     assert (found := examine(measure, seconds=0.6)).settings.dataset == "Held"
     assert found.error == ""
-
-
-class Tabled(Dataset[torch.Tensor]):
-    """Makes a table with its first sample."""
-
-    def __init__(self) -> None:
-        self.table: list[int] | None = None
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if self.table is None:
-            time.sleep(0.3)
-            self.table = [*range(32)]
-        return torch.tensor(self.table[index])
-
-
-def test_what_each_epochs_workers_build_again_is_timed_before_a_trial_builds_it_in_this_process() -> None:
-    loader = DataLoader(Tabled(), batch_size=4, num_workers=1)
-    own, inline = (
-        BatchSource(AS_IS, lambda: loader),
-        InlineSource(NO_WORKERS, lambda: build_variant(loader, num_workers=0)),
-    )
-    budget = TimeBudget(60.0)
-    rotation = SourceRotation([own, inline], budget, LoopWatchdog(budget))
-    batch = own.next_batch()
-    rotation.time_epoch_starts(batch_s=0.01)
-    rotation.start_others(batch, batch_s=0.01)
-    rotation.advance()
-    for _ in range(2 * len(loader)):
-        own.next_batch()
-    as_is, _ = rotation.trials()
-    rotation.close()
-    assert as_is.startup_s is not None
-    assert as_is.startup_s > 0.3
-    assert 0.2 < as_is.unseen_startup_s < as_is.startup_s

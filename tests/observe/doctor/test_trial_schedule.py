@@ -10,21 +10,17 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.observe.doctor.measurements import Machine
-from penstock.observe.doctor.probe_results import Hang
 from penstock.observe.doctor.trial import (
     AS_IS,
     FEWER_WORKERS,
     FREE,
-    NO_WORKERS,
-    ONE_THREAD,
-    PENSTOCK,
-    PINNED,
+    MORE_WORKERS,
     TimingWindow,
     Trial,
 )
 from penstock.observe.doctor.trials import source_rotation
 from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource, RepeatedBatchSource
-from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
+from penstock.observe.doctor.trials.loop_session import LoopSession
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 from penstock.observe.doctor.trials.trial_plan import plan_sources
@@ -89,24 +85,6 @@ def test_a_step_that_began_in_another_window_does_not_count() -> None:
     assert timer.batches == 0
 
 
-def test_a_loop_is_ended_when_its_time_is_over() -> None:
-    clock = Clock()
-    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
-    watchdog.note_batch(0.1)
-    clock.wait(10.0)
-    watchdog.check(list)
-    clock.wait(10.0)
-    with pytest.raises(TrialsDoneError):
-        watchdog.check(list)
-
-
-def test_a_loop_gets_more_time_until_its_first_batch() -> None:
-    clock = Clock()
-    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
-    clock.wait(20.0)
-    watchdog.check(list)
-
-
 def test_what_the_first_batch_takes_is_taken_off_the_trials_time_but_not_all_of_it() -> None:
     clock = Clock()
     budget = TimeBudget(10.0, clock)
@@ -123,12 +101,18 @@ def test_sources_for_which_there_is_no_time_are_not_started() -> None:
     sources: list[Any] = [InlineSource(AS_IS, lambda: loader), RepeatedBatchSource(FREE)]
     sources += [InlineSource(name, lambda: loader) for name in ("first", "second")]
     budget = TimeBudget(10.0, clock)
-    rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
+    rotation = SourceRotation(sources, budget)
     rotation.start_others(torch.zeros(4), batch_s=1.0)
-    assert [source.name for source in rotation.live] == [AS_IS, FREE, "first"]
+    assert [source.name for source in rotation.live] == [AS_IS, FREE]
+    budget = TimeBudget(30.0, clock)
+    again = SourceRotation(
+        [*sources[:2], *(InlineSource(name, lambda: loader) for name in ("first", "second"))], budget
+    )
+    again.start_others(torch.zeros(4), batch_s=1.0)
+    assert [source.name for source in again.live] == [AS_IS, FREE, "first"]
 
 
-@pytest.mark.parametrize(("batch_s", "is_tried"), [(0.5, True), (1.0, False)])
+@pytest.mark.parametrize(("batch_s", "is_tried"), [(0.2, True), (0.5, False)])
 def test_a_trial_without_workers_may_take_as_long_for_a_batch_as_all_of_them_together(
     batch_s: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,38 +120,11 @@ def test_a_trial_without_workers_may_take_as_long_for_a_batch_as_all_of_them_tog
     samples = TensorDataset(torch.arange(64.0))
     own = BatchSource(AS_IS, list)  # type: ignore[arg-type]  # is never opened
     own.loader = DataLoader(samples, batch_size=4, num_workers=2)
-    sources = [own, RepeatedBatchSource(FREE), InlineSource(NO_WORKERS, lambda: DataLoader(samples, batch_size=4))]
+    sources = [own, RepeatedBatchSource(FREE), InlineSource(FEWER_WORKERS, lambda: DataLoader(samples, batch_size=4))]
     budget = TimeBudget(10.0, Clock())
-    rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
+    rotation = SourceRotation(sources, budget)
     rotation.start_others(torch.zeros(4), batch_s)
-    assert (NO_WORKERS in [source.name for source in rotation.live]) is is_tried
-
-
-def test_a_loop_is_ended_when_its_workers_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
-    hang = Hang(workers=2, waited_s=4.0)
-    monkeypatch.setattr(watchdog._detector, "check", lambda pids, now, waited_s: hang if waited_s > 3 else None)
-    watchdog.begin_wait(clock.now)
-    clock.wait(2.0)
-    watchdog.check(lambda: [1, 2])
-    clock.wait(2.0)
-    with pytest.raises(TrialsDoneError):
-        watchdog.check(lambda: [1, 2])
-    assert watchdog.hang is hang
-
-
-def test_a_wait_far_longer_than_any_before_may_be_for_a_paused_source() -> None:
-    clock = Clock()
-    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
-    watchdog.note_batch(0.4)
-    watchdog.begin_wait(clock.now)
-    clock.wait(1.0)
-    assert not watchdog.is_blocked()
-    clock.wait(1.0)
-    assert watchdog.is_blocked()
-    watchdog.end_wait()
-    assert not watchdog.is_blocked()
+    assert (FEWER_WORKERS in [source.name for source in rotation.live]) is is_tried
 
 
 def _run(seconds: float, on_batch: Any = lambda scheduler, number: None) -> TrialScheduler:
@@ -188,8 +145,13 @@ def _run(seconds: float, on_batch: Any = lambda scheduler, number: None) -> Tria
     return scheduler
 
 
+def _trials(scheduler: TrialScheduler) -> tuple[Trial, ...]:
+    assert scheduler.session is not None
+    return scheduler.session.trials()
+
+
 def test_windows_of_the_loop_as_is_and_with_free_loading_alternate_until_the_time_is_over() -> None:
-    trials = _run(10.0).trials()
+    trials = _trials(_run(10.0))
     assert [trial.name for trial in trials] == [AS_IS, FREE]
     counts = [len(trial.windows) for trial in trials]
     assert min(counts) >= 3
@@ -215,7 +177,7 @@ def test_what_other_sources_take_to_start_is_no_time_of_a_loop_that_ends_meanwhi
     with contextlib.suppress(TrialsDoneError):
         for _ in scheduler:
             clock.wait(0.02)
-    (window,) = scheduler.trials()[0].windows
+    (window,) = _trials(scheduler)[0].windows
     scheduler.close()
     assert clock() > 100.0
     assert window.wall_s / window.batches == pytest.approx(0.02)
@@ -225,10 +187,11 @@ def test_a_window_that_is_interrupted_early_is_discarded() -> None:
     def interrupt(scheduler: TrialScheduler, number: int) -> None:
         scheduler.tick()
         if number % 4 == 0:
-            scheduler.interrupt()
+            assert scheduler.session is not None
+            scheduler.session.interrupt()
 
     calm, interrupted = (
-        sum(window.batches for trial in _run(10.0, on_batch).trials() for window in trial.windows)
+        sum(window.batches for trial in _trials(_run(10.0, on_batch)) for window in trial.windows)
         for on_batch in (lambda scheduler, number: None, interrupt)
     )
     assert calm > 100
@@ -237,40 +200,10 @@ def test_a_window_that_is_interrupted_early_is_discarded() -> None:
 
 def test_copying_a_batch_that_is_repeated_is_no_time_of_the_loop() -> None:
     budget = TimeBudget(10.0, Clock())
-    rotation = SourceRotation([RepeatedBatchSource(FREE)], budget, LoopWatchdog(budget))
+    rotation = SourceRotation([RepeatedBatchSource(FREE)], budget)
     rotation.add_window(TimingWindow(batches=2, wall_s=3.0, wait_s=2.0, step_s=1.0))
     (free,) = rotation.trials()
     assert (free.batch_s, free.step_s, free.wait_fraction) == (0.5, 0.5, 0.0)
-
-
-def test_more_workers_than_cores_are_compared_with_fewer_and_with_none() -> None:
-    loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=12)
-    names = [source.name for source in plan_sources(loader, Machine(cores=2), has_step=True)]
-    assert {FEWER_WORKERS, NO_WORKERS} < set(names)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_with_an_accelerator_pinned_batches_are_tried_first(workers: int) -> None:
-    loader = DataLoader(
-        TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=workers, persistent_workers=workers > 0
-    )
-    sources = plan_sources(loader, Machine(cores=4, accelerator="cuda"), has_step=True)
-    assert [source.name for source in sources][:3] == [AS_IS, FREE, PINNED]
-    assert next(one.line for one in sources if one.name == PENSTOCK).endswith("pin_memory=True)")
-    assert PINNED not in [source.name for source in plan_sources(loader, Machine(cores=4), has_step=True)]
-    pinned = DataLoader(loader.dataset, batch_size=4, num_workers=workers, pin_memory=True)
-    there = plan_sources(pinned, Machine(cores=4, accelerator="cuda"), has_step=True)
-    assert PINNED not in [source.name for source in there]
-
-
-def test_pinned_batches_are_tried_on_where_free_loading_gains_nothing() -> None:
-    sources = [RepeatedBatchSource(name) for name in (AS_IS, FREE, PINNED, PENSTOCK)]
-    budget = TimeBudget(60.0)
-    rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
-    for _ in range(6 * len(sources)):
-        rotation.add_window(TimingWindow(batches=10, wall_s=1.0, wait_s=0.0, step_s=1.0))
-        rotation.advance()
-    assert [source.name for source in rotation.live] == [AS_IS, FREE, PINNED]
 
 
 def test_a_scheduler_that_was_reset_has_no_loop() -> None:
@@ -278,23 +211,92 @@ def test_a_scheduler_that_was_reset_has_no_loop() -> None:
     assert scheduler.loader is not None
     scheduler.reset()
     assert scheduler.loader is None
-    assert scheduler.trials() == ()
+    assert scheduler.session is None
 
 
-def test_one_thread_is_tried_before_the_rounds_and_in_its_own_turn_only() -> None:
+def test_a_loop_is_ended_when_its_time_is_over_and_gets_more_until_its_first_batch() -> None:
+    def end_late(scheduler: TrialScheduler, number: int) -> None:
+        clock = scheduler.session._budget.clock  # type: ignore[union-attr]
+        if number == 2:
+            clock.wait(30.0)  # type: ignore[attr-defined]
+            with pytest.raises(TrialsDoneError):
+                scheduler.tick()
+            raise TrialsDoneError
+
+    _run(10.0, end_late)
+    clock = Clock()
+    session = LoopSession(DataLoader(range(4)), [RepeatedBatchSource(AS_IS)], TimeBudget(10.0, clock), has_step=True)  # type: ignore[arg-type]
+    clock.wait(14.0)
+    session.tick()
+    clock.wait(7.0)
+    with pytest.raises(TrialsDoneError):
+        session.tick()
+
+
+class Ahead(InlineSource):
+    """Stands for workers: after a pause there are batches that were made ahead, which take no time; others take 1 s."""
+
+    def __init__(self, clock: Clock, loader: Any) -> None:
+        super().__init__(AS_IS, lambda: loader)
+        self.clock, self.ahead = clock, 4
+
+    @property
+    def prefetch_limit(self) -> int:
+        return 4
+
+    def pause(self) -> None:
+        self.ahead = 4
+
+    def next_batch(self) -> Any:
+        self.clock.wait(0.0 if self.ahead else 1.0)
+        self.ahead = max(0, self.ahead - 1)
+        return super().next_batch()
+
+
+def test_batches_that_were_made_before_a_window_do_not_count_in_it() -> None:
+    clock = Clock()
+    loader = DataLoader(TensorDataset(torch.arange(4096.0)), batch_size=4)
+
+    def plan(own: DataLoader[Any], has_step: bool) -> list[Any]:
+        return [Ahead(clock, own), RepeatedBatchSource(FREE)]
+
+    scheduler = TrialScheduler(plan, 200.0, clock)
+    scheduler.begin(loader)
+    with contextlib.suppress(TrialsDoneError):
+        for _ in scheduler:
+            clock.wait(0.1)
+    as_is, free = _trials(scheduler)
+    scheduler.close()
+    assert len(as_is.windows) > 1
+    for window in as_is.windows:
+        assert window.wall_s / window.batches == pytest.approx(1.1)
+    assert free.batch_s == pytest.approx(0.1)
+
+
+def test_what_is_tried_depends_on_the_cores_and_on_a_busy_machine_only_free_loading_is() -> None:
+    def names(workers: int, **machine: Any) -> list[str]:
+        loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=workers)
+        sources = plan_sources(loader, Machine(**machine), has_step=True)
+        return [f"{source.name} ({source.line})" if source.line else source.name for source in sources]
+
+    penstock_0, fewer = "penstock's loader (penstock.DataLoader(..., num_workers=0))", f"{FEWER_WORKERS} (num_workers="
+    assert names(0, cores=2) == [AS_IS, FREE, f"{MORE_WORKERS} (num_workers=2)", penstock_0]
+    assert f"{fewer}0)" in names(2, cores=2)
+    assert f"{fewer}3)" in names(12, cores=2)
+    assert names(2, cores=2, others_cores=1.5) == [AS_IS, FREE]
+    assert names(2, cores=2, load=8.0, others_cores=0.0) == [AS_IS, FREE]
+
+
+def test_on_a_crowded_machine_torch_has_one_thread_until_the_trials_are_over() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        sources = [RepeatedBatchSource(name) for name in (AS_IS, ONE_THREAD, FREE)]
-        budget = TimeBudget(60.0)
-        rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
-        threads = [torch.get_num_threads()]
-        for _ in range(4):
-            rotation.advance()
-            threads.append(torch.get_num_threads())
-        rotation.advance()  # one thread again
-        rotation.close()
-        assert threads == [1, 2, 1, 2, 2]
+        loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
+        scheduler = TrialScheduler(lambda own, _: [InlineSource(AS_IS, lambda: own)], 9.0, Clock(), one_thread=True)
+        scheduler.begin(loader)
+        next(scheduler)
+        assert torch.get_num_threads() == 1
+        scheduler.close()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

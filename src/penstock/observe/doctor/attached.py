@@ -7,17 +7,15 @@ waits for its loader, what its workers do meanwhile, and which lines of the user
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.core.user_code import is_users
 from penstock.observe.doctor.probes.process_stacks import Frame, ProcessStacks, Stack
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
-_INSTALLED = re.compile(r"/(lib/python3\.\d+t?|site-packages|dist-packages)/")
 _SHOWN_LINES = 4
 _SHOWN_FRAMES = 6
 
@@ -176,8 +174,7 @@ def _ends(frame: Frame, path: str) -> bool:
 
 
 def _is_users(frame: Frame) -> bool:
-    """Return whether it is code of the user's: of no installed package, and not of Python's library."""
-    return not (frame.file.startswith(("<", PACKAGE_FOLDER)) or _INSTALLED.search(frame.file))
+    return is_users(frame.file)
 
 
 def _short(frame: Frame) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
-from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.core.user_code import is_users
 from penstock.observe.doctor.probes.time_limit import time_limit
 
 _Result = TypeVar("_Result")
 _OVERRUN = 1.1
 _LEAST_S = 0.5
-_NOT_THE_USERS = (os.path.dirname(torch.__file__), PACKAGE_FOLDER)
 
 
 class _TimeLimitError(BaseException):
@@ -66,7 +62,7 @@ class MeasurementLog:
 def describe_error(error: BaseException) -> str:
     """Return an exception in one line, with the line of the user's own code that raised it."""
     frames = traceback.extract_tb(error.__traceback__) if error.__traceback__ is not None else []
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    own = [frame for frame in frames if is_users(frame.filename)]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     text = str(error).strip().splitlines()[-1:] or [""]
     kind = type(error).__name__

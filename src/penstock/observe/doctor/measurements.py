@@ -8,24 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.observe.doctor.content_results import EpochOrders, RepeatedSamples, SharedSamples, SingleSamples
+from penstock.observe.doctor.content_results import EpochOrders, SharedSamples
 from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
-    DatasetPickle,
-    Hang,
     HotLine,
     ImageDecode,
     OneLabel,
     OtherLoop,
     RepeatedPass,
     SampleCosts,
-    SavedStorages,
     WorkerActivity,
     WorkerNoise,
-    WorkerShare,
 )
-from penstock.observe.doctor.step_results import CallStatement, EvaluationGraph, MemoryGrowth, StepCalls
-from penstock.observe.doctor.stored_results import ChangedData, LabelNumbers, TensorKeys
+from penstock.observe.doctor.step_results import KeptTensors, StepCalls
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between
 
@@ -67,6 +62,11 @@ class Machine:
         if self.others_cores is None:
             return self.load >= self.cores
         return self.others_cores >= THRESHOLDS.busy_fraction * self.cores
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether it is busy, or was before the measurements, so that torch's threads would wait for each other."""
+        return (self.is_busy or self.load >= self.cores) and not self.accelerator
 
     @property
     def free_fraction(self) -> float:
@@ -158,41 +158,20 @@ class Measurements:
     worker_activity: WorkerActivity | None = None
     """The threads of the worker processes."""
 
-    hang: Hang | None = None
-    """Set when all workers were blocked and the loop was ended for it."""
-
     copy_on_write: CopyOnWrite | None = None
     """How a forked worker's private memory grows."""
 
     worker_noise: WorkerNoise | None = None
     """Whether the random numbers of workers repeat; None where samples are not random."""
 
-    worker_share: WorkerShare | None = None
-    """What a sample of a stream costs one of several workers; None where that was not measured."""
-
-    dataset_pickle: DatasetPickle | None = None
-    """What sending the dataset to a worker takes."""
-
     step_calls: StepCalls | None = None
     """Blocking calls inside the step."""
 
-    evaluation_graph: EvaluationGraph | None = None
-    """An evaluation that keeps graphs; None where none was seen."""
-
-    memory_growth: MemoryGrowth | None = None
-    """What the program keeps of every step; None where its memory does not grow, or no variable explains it."""
-
-    graphs_of_epochs: MemoryGrowth | None = None
-    """What the program keeps of every epoch, counted as a step, with the graph that computed it."""
+    kept_tensors: tuple[KeptTensors, ...] = ()
+    """What the program keeps of every step, the largest first."""
 
     step_lines: tuple[HotLine, ...] = ()
     """The step's most expensive lines, largest first."""
-
-    step_statements: tuple[CallStatement, ...] = ()
-    """Statements of the step that call something, drop what it returns, and change nothing that batches are made of."""
-
-    constant_lines: HotLine | None = None
-    """What the step spends on lines that compute the same in every observed step; it names the longest of them."""
 
     called_lines: tuple[HotLine, ...] = ()
     """Those of the sampler, and of what else makes batches in the training process, largest first."""
@@ -203,35 +182,14 @@ class Measurements:
     one_label: OneLabel | None = None
     """The label of all samples that were seen first; None where there were several, or none was recognised."""
 
-    repeated_samples: RepeatedSamples | None = None
-    """Samples with the same content; None where none was seen twice."""
-
     shared_samples: tuple[SharedSamples, ...] = ()
     """What the loop's loader and those that evaluate have in common."""
-
-    label_numbers: LabelNumbers | None = None
-    """Names that an evaluation numbers differently; None where none was seen."""
-
-    changed_data: ChangedData | None = None
-    """Stored data that samples change; None where none was seen."""
-
-    tensor_keys: TensorKeys | None = None
-    """Tensors that the dataset has as keys; None where it has none."""
 
     epoch_orders: EpochOrders | None = None
     """The order of several epochs; None where it changed, or only one was seen."""
 
-    single_samples: SingleSamples | None = None
-    """An evaluation that gets one sample after another."""
-
-    module_hooks: tuple[int, ...] = ()
-    """How many hooks the program's modules had after its first epoch, and at the start of each later one."""
-
     evaluates_later: bool = False
     """Whether the program trains in evaluation mode after its first epoch, and not before."""
-
-    saved_storages: SavedStorages | None = None
-    """A file of far more than what was to be saved, of the program's first epochs."""
 
     listed_twice: int = 0
     """How many samples the loader has several times by their index."""
@@ -247,9 +205,6 @@ class Measurements:
 
     collected_at: str = ""
     """The line of a training function that takes all batches of an epoch at once; its loader was measured alone."""
-
-    collects_again: bool = False
-    """Whether that line is in a loop."""
 
     other_loops: tuple[OtherLoop, ...] = ()
     """Loops that were not examined and have workers, as far as the program ran them beside the examined one."""

@@ -11,20 +11,6 @@ from penstock.observe.doctor.content_results import TypeChange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hotspot:
-    """A function that took a good part of the dataset's time."""
-
-    where: str
-    """Its name, file and line, as in "augment (train.py:12)"."""
-
-    fraction: float
-    """Of the dataset's time, without the functions that it calls."""
-
-    caller: str = ""
-    """The nearest function of the user's that leads to it; empty where it is the user's own."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HotLine:
     """A line of the user's that took a good part of the samples' time, or of the steps'."""
 
@@ -39,18 +25,6 @@ class HotLine:
 
     calls: str = ""
     """The library function that it calls, as in "gzip.GzipFile.read"; empty where it is the line itself, or C code."""
-
-    is_same_for_all: bool = False
-    """Whether what it computes is made of nothing that depends on the sample."""
-
-    is_random: bool = False
-    """Whether it computes with random numbers, so that what it gives is another one each time."""
-
-    values: int = 0
-    """Numbers in the largest array, tensor or image of its function, without those that the dataset keeps."""
-
-    feeds_loader: bool = False
-    """Whether a function around it may change what batches are made of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,31 +62,6 @@ class ConstantSeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedLock:
-    """A lock that all workers share, and that a sample holds."""
-
-    line: str
-    """The line that takes it, with its file."""
-
-    fraction: float
-    """Of the samples' time, in which it is held."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Padding:
-    """A tensor of a batch that is longer than any of its samples."""
-
-    shape: tuple[int, ...]
-    """Of the batch's tensor."""
-
-    longest: int
-    """The size of its largest sample, in the dimension in which samples differ."""
-
-    padded: int
-    """The size of the tensor in that dimension."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
     """What samples cost when one process makes them one by one, and collates them."""
 
@@ -127,15 +76,6 @@ class SampleCosts:
 
     median_s: float
     """Median seconds per sample."""
-
-    storage_fraction: float | None = None
-    """Reading, and waiting for what is read; None where the dataset could not be profiled."""
-
-    decode_fraction: float | None = None
-    """Decoding and decompressing."""
-
-    transform_fraction: float | None = None
-    """Everything else: transforms, and the dataset's own code."""
 
     sleep_fraction: float = 0.0
     """Of the samples' time, in which the thread neither ran nor was runnable."""
@@ -152,23 +92,8 @@ class SampleCosts:
     batch_nbytes: int = 0
     """Bytes of the tensors and arrays of a batch."""
 
-    batch_tensors: int = 0
-    """Tensors of a batch as it was collated: torch's workers send each of them for itself."""
-
-    batch_tensors_nbytes: int = 0
-    """Bytes of the storages of these tensors."""
-
     float64_fraction: float = 0.0
     """Of the bytes of a batch, those of type float64."""
-
-    padding: Padding | None = None
-    """How far the program's own collate function pads samples that differ in size."""
-
-    values_per_sample: int = 0
-    """Numbers in the tensors and arrays of one sample."""
-
-    nested: int = 0
-    """How many of torch's ConcatDataset and Subset lie inside each other."""
 
     numbers_per_sample: int = 0
     """Plain Python numbers in one sample."""
@@ -188,9 +113,6 @@ class SampleCosts:
     major_faults: int = 0
     """Page faults that had to read from a disk."""
 
-    hotspots: tuple[Hotspot, ...] = ()
-    """The most expensive functions, largest first."""
-
     lines: tuple[HotLine, ...] = ()
     """The user's most expensive lines, largest first."""
 
@@ -200,20 +122,11 @@ class SampleCosts:
     constant_seed: ConstantSeed | None = None
     """The first line that seeds a generator with the same number for every sample."""
 
-    shared_lock: SharedLock | None = None
-    """The lock between processes that samples hold longest; None where they hold none."""
-
     not_finite: tuple[object, ...] = ()
     """Samples with a NaN or an infinite value, among the first that were made."""
 
     type_changes: tuple[TypeChange, ...] = ()
     """Fields whose type is not the same in all of the first samples that were made."""
-
-    coordination_fraction: float = 0.0
-    """Of the samples' time: waiting for other threads or processes, in locks, pipes and queues."""
-
-    other_threads_cores: float = 0.0
-    """How many processors other threads of this process used while samples were made."""
 
     @property
     def fetch_s(self) -> float:
@@ -281,36 +194,6 @@ class WorkerActivity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerShare:
-    """What a sample of a stream takes, without the time in which it waited for a processor."""
-
-    sample_s: float
-    """Seconds for each sample that the first of the loader's workers returns."""
-
-    alone_s: float
-    """The same of a worker that is the only one."""
-
-    @property
-    def times(self) -> float:
-        """How many times as long it takes beside other workers: as many as they are, if each makes all samples."""
-        return self.sample_s / max(1e-9, self.alone_s)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hang:
-    """All workers were blocked on a lock or on another thread while the loop waited for them."""
-
-    workers: int
-    """How many there were."""
-
-    waited_s: float
-    """How long the loop had waited for a batch when the hang was detected."""
-
-    libraries: tuple[str, ...] = ()
-    """Libraries with threads of their own that are loaded in a worker: openmp, openblas, mkl, opencv."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerNoise:
     """How the random numbers repeat of a dataset whose samples are random."""
 
@@ -365,23 +248,6 @@ class CopyOnWrite:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetPickle:
-    """What it takes to send the dataset to one worker."""
-
-    nbytes: int
-    """Size of the pickle, without tensors, which are shared."""
-
-    seconds: float
-    """To make it."""
-
-    largest: str = ""
-    """The attribute that takes up most of it."""
-
-    failure: str = ""
-    """Why the dataset cannot be pickled."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OtherLoop:
     """A loop of the program that was not examined, such as a validation, whose loader has workers."""
 
@@ -402,20 +268,6 @@ class OtherLoop:
 
     batches_between: float = 0.0
     """How many batches of the examined loop there are for each start, where it starts after every epoch; else 0."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedStorages:
-    """What the program saved by `torch.save`, or would have: tensors that are parts of far larger storages."""
-
-    name: str
-    """The place of the tensor whose storage has most that it does not use, as in "['probe']"."""
-
-    nbytes: int
-    """Of all storages, which are written."""
-
-    unused_nbytes: int
-    """Of them, what belongs to none of the tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

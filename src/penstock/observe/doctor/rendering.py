@@ -11,34 +11,18 @@ from penstock.observe.doctor.causes import Diagnosis
 from penstock.observe.doctor.causes.bottleneck import MEANING
 from penstock.observe.doctor.causes.evidence import describe_line, loading_parts_s, stall_fraction
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.trial import (
-    AS_IS,
-    FREE,
-    MORE_WORKERS,
-    ONE_THREAD,
-    PENSTOCK,
-    PINNED,
-    PROCESSES,
-    THREADS,
-    Trial,
-    gain_between,
-)
+from penstock.observe.doctor.trial import AS_IS, FREE, MORE_WORKERS, PENSTOCK, Trial
 from penstock.observe.record.finding import Finding
 
 _WIDTH = 110
 _QUESTIONS = {
     FREE: "What if loading were free?",
-    ONE_THREAD: "What if loading were free, and torch had one thread?",
     MORE_WORKERS: "What if there were 2 more workers?",
-    THREADS: "What if workers were threads?",
-    PROCESSES: "What if workers were processes?",
     PENSTOCK: "What if it were penstock's loader?",
-    PINNED: "What if batches were pinned?",
 }
 _HEADLINES = {
     "healthy": "HEALTHY",
     "fails": "the loop fails",
-    "workers-hang": "the workers hang",
     "unknown": "the bottleneck is unknown",
 }
 _SCHEMA = "penstock.doctor/1"
@@ -65,7 +49,7 @@ def render(measured: Measurements, diagnosis: Diagnosis) -> str:
     ]
     lines += _remedies(diagnosis)
     lines += ["", *_cost_table(measured)]
-    lines += ["", *_trial_lines(measured)] if measured.settings.kind else []
+    lines += ["", *_trial_lines(measured)] if len(measured.trials) > 1 else []
     lines += ["", *_facts(measured)]
     if measured.notes:
         lines += ["", "Not measured", *(line for note in measured.notes for line in _paragraph(note, "  "))]
@@ -113,7 +97,7 @@ def _cost_table(measured: Measurements) -> list[str]:
     parts = loading_parts_s(measured)
     samples = measured.samples
     size = f" ({samples.batch_samples} samples, {size_text(samples.batch_nbytes)})" if samples is not None else ""
-    lines = [f"Cost of a {'batch' if own.kind else 'step'}{size}"]
+    lines = [f"Cost of a batch{size}"]
     where = f", divided by {own.num_workers} workers" if own.num_workers else ", in the training process"
     for part, seconds in parts.items():
         is_shared = part not in ("sampler", "transport", "start-up")
@@ -125,10 +109,10 @@ def _cost_table(measured: Measurements) -> list[str]:
     if free is not None and free.batch_s is not None:
         alone_s = min(free.batch_s, now.batch_s or free.batch_s) if now is not None else free.batch_s
         lines.append(_row("step", alone_s, "alone, with the same batch every time"))
-    elif now is not None and measured.has_step and own.kind:
+    elif now is not None and measured.has_step:
         lines.append(_row("step", now.step_s or 0.0, ""))
     if now is not None and now.batch_s is not None:
-        waits = f"; the loop waits {now.wait_fraction:.0%} of it" if measured.has_step and own.kind else ""
+        waits = f"; the loop waits {now.wait_fraction:.0%} of it" if measured.has_step else ""
         lines.append(_row("total", now.batch_s, f"as is{waits}"))
     return lines
 
@@ -153,15 +137,13 @@ def _answer(measured: Measurements, trial: Trial) -> str:
     gain = measured.gain_of(trial.name)
     if gain is None:
         return f"not tried: {trial.failure or 'the time was over'}"
-    rounds = f"measured, {gain.low:.2f} … {gain.high:.2f} in {gain.rounds} rounds"
-    line = f"; {trial.line}" if trial.line and gain.pays() else ""
     if gain.rounds == 1:
-        return f"unclear: {gain.median:.2f} times as fast in the only round"
+        return "not known: there was time for one round only"
+    rounds = f"{gain.low:.2f} … {gain.high:.2f} times as fast in {gain.rounds} rounds"
     if not gain.is_clear:
-        return f"unclear: {gain.median:.2f} times as fast, but rounds differ more than that ({rounds})"
-    if gain.is_negligible:
-        return f"no difference: {gain.median:.2f} times as fast ({rounds})"
-    return f"{gain.median:.2f} times as fast ({rounds}){line}"
+        return f"not known: rounds do not agree ({rounds})"
+    line = f"; {trial.line}" if trial.line and gain.pays() else ""
+    return f"{gain.median:.2f} times as fast (measured, {rounds}){line}"
 
 
 def _facts(measured: Measurements) -> list[str]:
@@ -176,7 +158,7 @@ def _facts(measured: Measurements) -> list[str]:
         f"prefetch_factor={own.prefetch_factor}, pin_memory={own.pin_memory}"
     )
     lines = [
-        f"  {loader if own.kind else 'no DataLoader: a step is from one optimizer.step() to the next'}",
+        f"  {loader}",
         f"  {machine.cores} cores{quota}, torch.get_num_threads() is {machine.intra_op_threads}, accelerator: "
         f"{machine.accelerator or 'none'}; measured for {measured.wall_s - measured.preparing_s:.0f} s{after}",
     ]
@@ -184,30 +166,14 @@ def _facts(measured: Measurements) -> list[str]:
         cores = f"{machine.others_cores:.1f}" if machine.others_cores is not None else "perhaps all"
         lines.append(
             f"  other programs keep this machine busy ({cores} of {machine.cores} cores during the "
-            f"measurements, a load of {machine.load:.1f} before them): on a quiet machine trials with other "
-            "workers can end differently, and no gain is estimated here"
+            f"measurements, a load of {machine.load:.1f} before them): here is where the time goes, with one thread of "
+            "torch's, and no gain is stated, as what another number of workers gains it takes from them"
         )
-    lines += _one_thread(measured) + _same_samples(measured)
-    if samples is not None and samples.hotspots:
-        spots = ", ".join(f"{spot.where} {spot.fraction:.0%}" for spot in samples.hotspots)
-        lines.append(f"  most expensive functions of the dataset: {spots}")
+    lines += _same_samples(measured)
     if samples is not None and samples.lines:
         lines += [f"  {line.fraction:.0%} of a sample's time: {describe_line(line)}" for line in samples.lines]
     lines += [f"  {line.fraction:.0%} of the step's time: {describe_line(line)}" for line in measured.step_lines]
     return ["Facts", *(line for fact in lines for line in _paragraph(fact.strip(), "  ", "    "))]
-
-
-def _one_thread(measured: Measurements) -> list[str]:
-    """Return what torch's threads cost where other programs have the processors that they wait for."""
-    free, one = measured.trial(FREE), measured.trial(ONE_THREAD)
-    gain = gain_between(free, one) if free is not None and one is not None else None
-    if free is None or one is None or gain is None or not gain.pays():
-        return []
-    return [
-        f"while other programs use these cores, the step takes {(free.batch_s or 0.0) * 1e3:.1f} ms with torch's "
-        f"{measured.machine.intra_op_threads} threads, which wait for each other, and {(one.batch_s or 0.0) * 1e3:.1f} "
-        "ms with one: torch.set_num_threads(1), or OMP_NUM_THREADS=1 before Python starts"
-    ]
 
 
 def _same_samples(measured: Measurements) -> list[str]:

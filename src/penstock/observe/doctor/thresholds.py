@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
-from penstock.loader.workers.busy_time import WAITING
-
 _Value = TypeVar("_Value", int, float)
 
 
@@ -32,26 +30,11 @@ class Thresholds:
     worthwhile_gain: float = _threshold(
         1.1, "times as fast", "below it a change is not worth the user's time, and noise between rounds is as large"
     )
-    negligible_gain: float = _threshold(
-        0.05, "times as fast, above or below 1", "a median this close to 1 is reported as no difference"
+    agreeing_rounds: float = _threshold(
+        1.3, "times as fast", "the fastest round of a trial beside its slowest one; otherwise the gain is not known"
     )
-    negligible_round_high: float = _threshold(
-        1.25, "times as fast", "if one round differs more, the rounds disagree and nothing is concluded"
-    )
-    negligible_round_low: float = _threshold(0.8, "times as fast", "1 / 1.25: the same limit on the other side")
     step_slowdown: float = _threshold(
         1.5, "times as long", "what slows a step this much, its workers or its own growth, is worth a change"
-    )
-    crowded_step: float = _threshold(
-        3.0, "times as long", "with less an epoch is seen nearly as far as on a quiet machine"
-    )
-    contention_gain: float = _threshold(
-        1.2,
-        "times as fast",
-        "of loops with nothing to mend, trials with fewer workers gained up to this, and 1.09 later",
-    )
-    contention_fraction: float = _threshold(
-        0.2, "of a batch's time", "freeing the last batch slows a step, too; contention has to cost more than that"
     )
     quick_batch_s: float = _threshold(
         0.004,
@@ -87,17 +70,8 @@ class Thresholds:
     busy_fraction: float = _threshold(
         0.3, "of the cores", "with more of them used by others, workers get their share by number and not by need"
     )
-    waiting_fraction: float = _threshold(
-        1 - WAITING, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
-    )
-    ahead_fraction: float = _threshold(
-        0.1, "of a worker's time", "workers that are ahead of the loop sleep; one that sleeps less never was"
-    )
-    hidden_loading_fraction: float = _threshold(
-        0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
-    )
-    seen_wait_fraction: float = _threshold(
-        0.05, "of the loop's time", "beside steps that others delay many times over, less may be a delay, too"
+    hidden_loading: float = _threshold(
+        0.7, "times the step", "workers hide loading that needs less; the rest is a margin for slow batches"
     )
     unhidden_loading: float = _threshold(
         2.0, "times the step", "where loading free was not tried, a loop cannot hide what takes this much longer"
@@ -107,18 +81,6 @@ class Thresholds:
     )
     small_batch_nbytes: int = _threshold(
         4 << 20, "bytes", "for larger batches the copy is the cost, and not the message"
-    )
-    many_tensors: int = _threshold(
-        64, "tensors of a batch", "samples have a few fields; what is sent one by one costs little until it is as many"
-    )
-    small_tensor_nbytes: int = _threshold(
-        64 << 10, "bytes of a tensor", "copying more takes as long as making, sending and mapping its file"
-    )
-    unscaled_speedup: float = _threshold(
-        0.85, "of one process's time per batch", "several workers that need more than this do not run in parallel"
-    )
-    uneven_factor: float = _threshold(
-        1.3, "times as long", "a loop this much slower than the mean of its batches allows waits for the slow ones"
     )
     repeated_work: float = _threshold(
         0.6, "of a batch's time, for each worker", "workers that all make the whole stream take one for each"
@@ -132,14 +94,6 @@ class Thresholds:
     asleep_fraction: float = _threshold(
         0.4, "of a worker's time", "of two workers that share a lock each sleeps for half, while the other one has it"
     )
-    locked_workers: float = _threshold(
-        1.3,
-        "workers that hold one lock on average",
-        "what one lock needs of their time; with less they hardly wait for it",
-    )
-    transport_fraction: float = _threshold(
-        0.5, "of the time to make a batch", "with more than this, workers do not scale because of the transport"
-    )
     # ── epochs and iterators ────────────────────────────────────────────────────────────────────────────────
 
     few_iterators: int = _threshold(
@@ -151,17 +105,8 @@ class Thresholds:
     startup_fraction: float = _threshold(
         0.25, "of an epoch's time", "starting workers is worth a change if it takes more of the epoch"
     )
-    unseen_startup_fraction: float = _threshold(
-        0.15, "of an epoch's time", "what each epoch's workers build again may go on after the first batch, untimed"
-    )
     sampler_start_s: float = _threshold(
         0.01, "s", "a shuffle of torch's takes less, for a hundred thousand samples; a good part of a tiny epoch"
-    )
-    guessed_batch_fraction: float = _threshold(
-        0.5, "of a batch's time as measured", "a loop that others slow down this much may lose to more than its starts"
-    )
-    persistent_gain: float = _threshold(
-        1.15, "times as fast", "persistent workers that gain this in the trial are named even for longer epochs"
     )
     shuffled_samples: int = _threshold(8, "samples per epoch", "8 have the same order twice by chance once in 40 320")
     one_label_samples: int = _threshold(
@@ -175,15 +120,9 @@ class Thresholds:
     )
     other_starts: int = _threshold(2, "starts", "a loop that was started once shows no repetition")
     other_startup_s: float = _threshold(0.05, "s", "a start that takes less is not worth a change, once per validation")
-    short_epoch_batches: int = _threshold(
-        64, "batches", "persistent workers are tried for epochs up to this length: longer ones hide the start"
-    )
 
     # ── samples ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    dataset_part_fraction: float = _threshold(
-        0.2, "of a sample's time", "decoding or reading that takes less is not what makes a sample slow"
-    )
     shrunk_pixel_ratio: float = _threshold(
         4.0, "pixels decoded per pixel kept", "a JPEG decoder halves width and height at least: 2 x 2 pixels"
     )
@@ -205,9 +144,6 @@ class Thresholds:
     python_numbers: int = _threshold(
         32, "numbers per sample", "default_collate makes a tensor for each position; a few labels are harmless"
     )
-    collate_fraction: float = _threshold(
-        0.3, "of the time to make a batch", "lists of numbers matter if collating takes this much"
-    )
     float64_fraction: float = _threshold(0.5, "of a batch's bytes", "with less, halving them saves under a quarter")
     double_sample_nbytes: int = _threshold(
         512, "bytes of a sample", "a target of a few numbers costs nothing in any type"
@@ -219,21 +155,18 @@ class Thresholds:
         0.3, "of loading", "collate and transport have to take this much before a smaller type pays"
     )
 
-    line_fraction: float = _threshold(
-        0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
-    )
-    wasted_line_fraction: float = _threshold(
+    part_fraction: float = _threshold(0.2, "of a sample's time", "what takes less is not what makes a sample slow")
+    wasted_fraction: float = _threshold(
         0.2,
-        "of a sample's time",
+        "of a sample's or step's time",
         "a log, or a round trip to a Manager, can be left out whole, where real work can only be made faster",
     )
-    costly_line_fraction: float = _threshold(
-        0.6,
-        "of a sample's or batch's time",
-        "what no pattern explains is named only where it is most of the cost",
+    most_fraction: float = _threshold(
+        0.6, "of a sample's or batch's time", "what no pattern explains is named only where it is most of the cost"
     )
-    costly_number_s: float = _threshold(
-        1e-5, "s per number", "Python takes a tenth of this for a number; a line that takes more does other work"
+    read_nbytes_per_s: float = _threshold(2e9, "bytes per s", "a read from the page cache is seldom faster")
+    line_fraction: float = _threshold(
+        0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
     )
     costly_sample_s: float = _threshold(
         1e-4, "s per sample", "cheaper samples cost what Python takes for any call, in whichever line that is"
@@ -251,73 +184,14 @@ class Thresholds:
     repeated_fraction: float = _threshold(
         0.9, "of the samples", "what nearly all read does not depend on the sample, but for a shard of many samples"
     )
-    wasted_step_fraction: float = _threshold(
-        0.2,
-        "of the step's time",
-        "what need not be done in every step is worth a change sooner than what has to be done",
-    )
-    denormal_fraction: float = _threshold(0.1, "of a tensor's numbers", "a softmax has a few of them now and then")
-    many_parameters: int = _threshold(200, "tensors", "a large model of layers may have as many, of more numbers each")
-    small_parameter: int = _threshold(4096, "numbers", "an optimizer takes longer for them than for the tensor itself")
-    nested_datasets: int = _threshold(
-        16, "datasets", "sets that are joined by hand are fewer; what takes a loop to join belongs side by side"
-    )
-    untrained_line_fraction: float = _threshold(
-        0.3,
-        "of the step's time",
-        "what training does not need may be wanted: an average of the weights takes less",
-    )
-    repeated_calls: int = _threshold(
-        16, "calls of one layer in a step", "networks share a layer among a dozen blocks or scales, and not among more"
-    )
-    long_kernel: int = _threshold(128, "taps", "a direct convolution with fewer may well be as fast as an FFT")
-    many_operations: int = _threshold(
-        200, "operations of a line in a step", "a line of a block that a deep network repeats calls fewer"
-    )
     many_reads: float = _threshold(
         16, "values read in a step", "on a processor fewer take microseconds; more are worth a change there, too"
     )
-    single_samples: int = _threshold(64, "samples", "an evaluation of fewer takes no time worth a change")
-    unused_storage_nbytes: int = _threshold(16 << 20, "bytes", "less is written in a few milliseconds")
-    unused_storage_fraction: float = _threshold(
-        0.5, "of what is saved", "a smaller part of a storage that is shared costs less than what has to be saved"
-    )
-    kept_nbytes: int = _threshold(
-        16 << 20, "bytes in the windows as is", "a program that keeps less in some seconds runs for days with it"
-    )
-    kept_step_nbytes: int = _threshold(
-        1 << 20, "bytes per step", "so much fills any memory soon, however few were seen"
-    )
-    kept_turns: float = _threshold(0.5, "elements per step", "what grows less often is not kept of every step")
-    kept_graph_nbytes: int = _threshold(1 << 20, "bytes per batch", "less is kept of a whole evaluation without harm")
-    kept_looks: int = _threshold(8, "elements", "the last ones show what all of them are")
+    unknown_length: int = _threshold(1000, "batches", "of an epoch whose length nobody knows: a stream's is long")
     kept_epoch_nbytes: int = _threshold(
         512 << 20, "bytes in an epoch", "the outputs of an epoch that are kept for its metric are mostly less"
     )
-    unused_nbytes: int = _threshold(1 << 20, "bytes per batch", "fewer are collated and sent in a fraction of a step")
-    unused_fraction: float = _threshold(0.3, "of a batch", "without a smaller part, a batch costs about as much")
-    pair_numbers: int = _threshold(1 << 18, "numbers", "fewer differences are computed in a cache of the processor")
-    pair_growth: int = _threshold(8, "times as many numbers", "less is no more than what a matrix product would write")
-    pair_fraction: float = _threshold(
-        0.15, "of the step's time", "their backward pass, which has no line, takes twice as long as they do"
-    )
     seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
-    padded_columns: int = _threshold(16, "columns", "fewer cost little, and may be chance in a small batch")
-    padded_fraction: float = _threshold(
-        0.33, "of a batch's columns", "a step that computes with fewer of them for nothing gains less than half again"
-    )
-    small_call_s: float = _threshold(
-        5e-4, "s per call", "one call for all of them gains what each costs beside its arithmetic, some microseconds"
-    )
-    unused_rows: float = _threshold(
-        16.0,
-        "rows of an embedding per row that is used",
-        "with fewer, a dense gradient costs little more than what is used",
-    )
-    embedding_parameters: int = _threshold(1 << 20, "numbers", "an optimizer updates fewer in less than a millisecond")
-    embedding_fraction: float = _threshold(
-        0.8, "of the parameters", "where other layers have more of them, they are what a step takes its time for"
-    )
     untrained_fraction: float = _threshold(
         0.5, "of the parameters", "a backward pass through fewer of them is not what a step takes its time for"
     )
@@ -327,43 +201,12 @@ class Thresholds:
     )
     growth_pairs: float = _threshold(0.9, "of the pairs of windows", "of 5 windows in any order, one in 24 has so many")
     line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")
-    short_step_turns: float = _threshold(
-        0.7,
-        "of its fraction of the time",
-        "a line of every short step is seen in that part of them, but for chance",
-    )
     estimated_fraction: float = _threshold(
         0.9,
         "of a sample's or step's time",
         "beyond, what is left is within the error of looking every few milliseconds",
     )
-    one_core_low: float = _threshold(0.5, "cores", "threads that use less wait for something else than Python's lock")
-    one_core_high: float = _threshold(1.3, "cores", "threads that use more run side by side")
 
-    compared_samples: int = _threshold(
-        20_000, "samples of all loaders", "reading and hashing more would take most of the probes' time"
-    )
-    compared_nbytes: int = _threshold(
-        256 << 20, "bytes of all loaders", "hashing them takes about a third of a second; that is the most it may cost"
-    )
-    telling_nbytes: int = _threshold(
-        256, "compressed bytes of a sample", "blank images, short lines and rows of categories are equal by chance"
-    )
-    telling_usual_nbytes: int = _threshold(
-        96, "compressed bytes of a sample", "of samples that all are short, those that are as complex as most may count"
-    )
-    usual_information: float = _threshold(
-        0.9, "of the median sample's compressed bytes", "what is equal by chance is simpler than most"
-    )
-    telling_fractions_nbytes: int = _threshold(
-        96, "compressed bytes of a sample with fractions", "two dozen measured numbers are not equal by chance"
-    )
-    shared_pairs: int = _threshold(
-        2, "samples", "one sample that is in both sets may be in the data twice; more of them were put there"
-    )
-    shared_fraction: float = _threshold(
-        0.5, "of the samples expected", "more of them may be an evaluation of training data, seen in part"
-    )
     noise_chance: float = _threshold(
         0.01, "probability", "two workers that both flip an image with equal chance agree in every second sample"
     )
@@ -381,12 +224,6 @@ class Thresholds:
     )
     worker_growth_per_sample_nbytes: int = _threshold(
         1024, "bytes per sample", "a quarter of a page: what is copied on write grows by pages"
-    )
-    large_pickle_nbytes: int = _threshold(
-        32 << 20, "bytes", "pickling, sending and unpickling this takes a good part of a worker's start"
-    )
-    long_pickle_s: float = _threshold(
-        0.5, "s for all workers", "a delay at every start of the workers that a user notices"
     )
     usual_prefetch_factor: int = _threshold(
         8, "batches per worker", "fewer hide any loader whose samples take about equally long"
@@ -420,6 +257,9 @@ class Thresholds:
     line_looks: int = _threshold(
         100, "looks", "a line that takes half of a step is seen in 40 to 60 of so many; looks are 3 ms apart"
     )
+    window_batches: int = _threshold(
+        4, "batches of its own", "beyond those that may have been made ahead; a mean of fewer says little"
+    )
     window_s: float = _threshold(0.12, "s", "shorter timing windows measure the scheduler of the operating system")
     windows_per_source: int = _threshold(5, "windows", "the time is divided so that each source gets about this many")
     hopeless_gain: float = _threshold(
@@ -428,19 +268,8 @@ class Thresholds:
     no_gradient_loop_s: float = _threshold(
         3.0, "s", "a loop without gradients that lasts longer (or 0.3 of the time) is what the program is about"
     )
-    certain_startup_gain: float = _threshold(
-        1.3, "times as fast without it", "nothing hides the start of a sampler: so much of an epoch comes first"
-    )
-    bare_steps: int = _threshold(
-        20,
-        "steps of an optimizer",
-        "a program that has made so many without a DataLoader trains without one",
-    )
     start_deadline_fraction: float = _threshold(
         0.5, "of the trials' time", "sources whose workers start later leave no time to compare them"
-    )
-    prefetched_batch_s: float = _threshold(
-        0.003, "s", "a batch that arrives faster was prefetched while the source was paused; a slower one was not"
     )
     cut_window_batches: int = _threshold(
         8, "batches", "a window that a validation interrupts is kept if it has this many"
@@ -448,11 +277,6 @@ class Thresholds:
     blocked_source_s: float = _threshold(
         0.5, "s", "a source that waits longer than this (and 3 times its longest wait) may need a paused one's lock"
     )
-    hang_wait_s: float = _threshold(1.0, "s", "workers are examined for a hang once the loop waits longer")
-    hang_s: float = _threshold(
-        3.0, "s", "workers that neither ran nor left their lock for so long do not continue by themselves"
-    )
-    no_loop_notice_s: float = _threshold(10.0, "s", "a program may prepare for this long before a line reports it")
     overrun: float = _threshold(1.1, "times the trials' time", "what the loop may take before it is ended by a signal")
     overrun_s: float = _threshold(0.5, "s", "added to it, for short --seconds")
     first_batch: float = _threshold(2.0, "times the trials' time", "what the loop may take for its first batch")
@@ -460,12 +284,6 @@ class Thresholds:
     left_after_start: float = _threshold(
         0.6, "of the trials' time", "left for the trials however long the loop's first batch took: the probes get less"
     )
-    epoch_starts: int = _threshold(2, "epochs", "one start may have been slow by chance; more would take trials' time")
-    epoch_starts_fraction: float = _threshold(0.2, "of the time left", "what these epochs may take of it")
-    unseen_start_fraction: float = _threshold(
-        0.1, "of an epoch's time", "the start of workers that takes less of the epoch is not worth looking at again"
-    )
-    least_windows: int = _threshold(3, "windows", "a source that would get fewer cannot be compared and is not started")
 
     # ── probes ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,20 +9,14 @@ from penstock.observe.doctor.thresholds import THRESHOLDS
 
 AS_IS = "as is"
 FREE = "loading free"
-ONE_THREAD = "loading free, one thread"
 MORE_WORKERS = "2 more workers"
 FEWER_WORKERS = "fewer workers"
-NO_WORKERS = "no workers"
-THREADS = "threads"
-PROCESSES = "processes"
 PENSTOCK = "penstock's loader"
-PERSISTENT = "persistent workers"
-PINNED = "pinned"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingWindow:
-    """Consecutive batches from one source, as the loop experienced them."""
+    """Consecutive batches from one source, as the loop experienced them, without those that were made ahead."""
 
     batches: int
     """How many were timed."""
@@ -63,10 +57,6 @@ class Trial:
 
     startup_s: float | None = None
     """From the start of an epoch to its first batch."""
-
-    unseen_startup_s: float = 0.0
-    """How much of that no window has: what workers build when they first call the dataset, and later ones inherit from
-    the trials that call it in the training process."""
 
     failure: str = ""
     """Why the trial could not be run."""
@@ -129,27 +119,17 @@ class Gain:
 
     @property
     def is_clear(self) -> bool:
-        """Whether all rounds agree that it is faster, or that it is slower, or that there is no difference."""
-        return self.rounds > 1 and (self.low > 1.0 or self.high < 1.0 or self.is_negligible)
-
-    @property
-    def is_negligible(self) -> bool:
-        """Whether the difference is too small to be worth a change."""
-        limits = THRESHOLDS
-        return (
-            1 - limits.negligible_gain <= self.median <= 1 + limits.negligible_gain
-            and self.high < limits.negligible_round_high
-            and self.low > limits.negligible_round_low
-        )
+        """Whether there were two rounds or more, and they agree about how much; else the gain is not known."""
+        return self.rounds > 1 and self.high <= THRESHOLDS.agreeing_rounds * self.low
 
     @property
     def is_loss(self) -> bool:
-        """Whether it was slower, by more than a negligible difference."""
-        return self.median < 1.0 and not self.is_negligible
+        """Whether all rounds were slower, but for a difference that is nobody's."""
+        return self.rounds > 1 and self.high < 1.0 / THRESHOLDS.worthwhile_gain
 
     def pays(self, least: float = THRESHOLDS.worthwhile_gain) -> bool:
         """Return whether it is clearly faster, and by the factor `least` or more."""
-        return self.is_clear and self.median >= least
+        return self.is_clear and self.low > 1.0 and self.median >= least
 
 
 def gain_between(before: Trial, after: Trial) -> Gain | None:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
-from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import (
-    clear_factor,
-    epoch_startup_s,
-    is_unclear,
-    other_startup_s,
-    step_alone,
-)
-from penstock.observe.doctor.content_results import SingleCosts, SingleSamples
+from penstock.observe.doctor.causes.evidence import epoch_startup_s, other_startup_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import PERSISTENT, Gain, Trial
 from penstock.observe.record.finding import Finding
 
 
@@ -69,9 +59,9 @@ def collected_first(measured: Measurements) -> Finding | None:
         name="collected-first",
         cause="All batches of an epoch are made and kept before its first step, so no step hides any loading.",
         evidence=f"{measured.collected_at}; the loader was measured alone",
-        remedy="loop over the loader itself: `for batch in loader:`"
-        + ("" if measured.collects_again else "; or change nothing where that is done once, to keep a small dataset"),
-        is_uncertain=not measured.collects_again,
+        remedy="loop over the loader itself: `for batch in loader:`; or change nothing where that is done once, to "
+        "keep a small dataset",
+        is_uncertain=True,
     )
 
 
@@ -185,146 +175,23 @@ def validates_often(measured: Measurements) -> Finding | None:
     return None
 
 
-@cause("evaluates-single-samples", "single_samples")
-def evaluates_single_samples(measured: Measurements) -> Finding | None:
-    """A loader that evaluates was made without a batch size."""
-    one, now = required(measured.single_samples), measured.as_is
-    if one.costs is not None and now is not None and now.batch_s:
-        return _costly_single_samples(one, one.costs, measured, now)
-    return Finding(
-        name="evaluates-single-samples",
-        cause="An evaluation gets one sample after another: its model is called once for each.",
-        evidence=(
-            f"batch_size=1 of {one.loader}: {one.samples} batches in each pass, beside {one.training_batches} of an "
-            "epoch; its samples can be collated"
-        ),
-        remedy="DataLoader(..., batch_size=256), or as many as fit: without gradients more do than in training",
-        is_uncertain=True,  # a model may need one sample after another, as those of a stream
-    )
-
-
-def _costly_single_samples(
-    one: SingleSamples, costs: SingleCosts, measured: Measurements, now: Trial
-) -> Finding | None:
-    """Return the finding if the program gains by larger batches, as they were tried."""
-    is_busy, alone = measured.machine.is_busy, step_alone(measured)
-    step_s = now.batch_s or math.inf
-    if is_busy:  # a step's threads wait for those of others longer than those of single samples
-        both = [trial.idle_machine_s for trial in (now, alone) if trial is not None]
-        step_s = min(filter(None, both), default=step_s)
-    epoch_s = one.training_batches * step_s
-    pass_s, other_s = one.samples * costs.sample_s, math.ceil(one.samples / costs.batch_size) * costs.batch_s
-    gain = (epoch_s + pass_s) / (epoch_s + other_s)
-    pays = gain >= THRESHOLDS.worthwhile_gain
-    if not pays and not (is_busy or costs.has_workers):
-        return None
-    return Finding(
-        name="evaluates-single-samples",
-        cause="An evaluation gets one sample after another: its model is called once for each.",
-        evidence=(
-            f"batch_size=1 of {one.loader}: {one.samples} batches of {costs.sample_s * 1e3:.2f} ms in each pass, "
-            f"{pass_s:.1f} s after an epoch of about {epoch_s:.1f} s; with batches of {costs.batch_size} it took "
-            f"{costs.batch_s * 1e3:.1f} ms for each, {other_s:.1f} s for all"
-        ),
-        remedy=(
-            f"DataLoader(..., batch_size={costs.batch_size}) for it, or more: without gradients more fit than in "
-            "training; what it adds up has to count all samples of a batch"
-        ),
-        gain=gain if pays else None,
-        is_uncertain=not pays,
-    )
-
-
-@cause("hooks-grow")
-def hooks_grow(measured: Measurements) -> Finding | None:
-    """Every epoch registers hooks again, and those of all epochs are called."""
-    counts = measured.module_hooks
-    if len(counts) < 2 or any(now <= before for before, now in pairwise(counts)):
-        return None
-    return Finding(
-        name="hooks-grow",
-        cause="Every epoch registers hooks on modules again, and all of them are called in every step from then on.",
-        evidence=f"hooks after the first epoch and at the start of the next ones: {', '.join(map(str, counts))}",
-        remedy="register them once, before the epochs; or call remove() of what register_forward_hook returns",
-        is_uncertain=len(counts) < 3,
-    )
-
-
-@cause("saves-whole-storages", "saved_storages")
-def saves_whole_storages(measured: Measurements) -> Finding | None:
-    """A checkpoint holds a view, and `torch.save` writes all that it is a view of."""
-    saved = required(measured.saved_storages)
-    return Finding(
-        name="saves-whole-storages",
-        cause="What the program saves has a view of a larger tensor, and all of that is written.",
-        evidence=(
-            f"torch.save would write {size_text(saved.nbytes)}, and its tensors are "
-            f"{size_text(saved.nbytes - saved.unused_nbytes)} of it; the largest rest is that of {saved.name}"
-        ),
-        remedy="save a copy of the part: tensor.clone()",
-    )
-
-
 @cause("short-epochs", "as_is")
 def short_epochs(measured: Measurements) -> Finding | None:
     """Workers are started for every epoch, and an epoch is short."""
     startup_s, own, now = epoch_startup_s(measured), measured.settings, required(measured.as_is)
-    batch_s = _within_epoch_s(measured)
+    batch_s = now.batch_within_epoch_s
     if startup_s is None or not batch_s or not own.length:
         return None
-    gain, epoch_s = measured.gain_of(PERSISTENT), startup_s + own.length * batch_s
-    is_unseen = now.unseen_startup_s >= THRESHOLDS.unseen_start_fraction * epoch_s
-    is_seen = any(window.start_s for window in now.windows)
-    # what a trial gained beyond the starts themselves was the machine's
-    may_pay = epoch_s / (own.length * batch_s) >= THRESHOLDS.worthwhile_gain
-    pays = may_pay and gain is not None and gain.pays(THRESHOLDS.persistent_gain)
-    least = THRESHOLDS.unseen_startup_fraction if is_unseen else THRESHOLDS.startup_fraction
-    if startup_s / epoch_s < least and not pays:
+    epoch_s = startup_s + own.length * batch_s
+    if startup_s / epoch_s < THRESHOLDS.startup_fraction:
         return None
-    if gain is not None and not is_unseen and _is_no_faster(measured, gain):
-        return None
-    is_tried = gain is not None and gain.is_clear and not is_unseen
-    tried = f"; with persistent workers {required(gain).median:.2f} times as fast" if is_tried and not is_seen else ""
-    what = "starting them, and what each builds for its first sample," if is_unseen else "starting them"
-    is_guess = batch_s < THRESHOLDS.guessed_batch_fraction * (now.batch_within_epoch_s or 0.0)
     return Finding(
         name="short-epochs",
         cause="Workers are started again for every epoch, and an epoch is short.",
         evidence=(
-            f"{what} takes {startup_s * 1e3:.0f} ms ({own.start_method}), an epoch of {own.length} batches "
-            f"takes {epoch_s * 1e3:.0f} ms{', on a quiet machine' * is_guess}{tried}"
+            f"starting them takes {startup_s * 1e3:.0f} ms ({own.start_method}), an epoch of {own.length} batches "
+            f"takes {epoch_s * 1e3:.0f} ms"
         ),
-        remedy="persistent_workers=True" + ", or build it before the loader is made: workers inherit it" * is_unseen,
-        # of windows of the trials some have a start and others none: both were measured, and an epoch has one
-        gain=epoch_s / (own.length * batch_s) if is_unseen or is_seen else clear_factor(gain),
-        is_measured=gain is not None and not is_unseen and not is_guess and (is_seen or gain.is_clear),
-        is_uncertain=is_guess
-        or (is_unclear(gain) and not is_unseen and not is_seen and required(gain).median < THRESHOLDS.persistent_gain),
+        remedy="persistent_workers=True",
+        gain=epoch_s / (own.length * batch_s) if any(window.start_s for window in now.windows) else None,
     )
-
-
-def _within_epoch_s(measured: Measurements) -> float | None:
-    """Return seconds per batch without the starts of workers, and without what other programs take of the processors.
-
-    Starts are scaled in the same way: beside a step that others slow down many times over, none would seem to matter.
-    """
-    now, alone, samples = required(measured.as_is), step_alone(measured), measured.samples
-    batch_s = now.batch_within_epoch_s
-    if not measured.machine.is_busy or alone is None or batch_s is None:
-        return batch_s
-    wait_s = now.wait_within_epoch_s or 0.0
-    parallel = max(1.0, min(float(measured.settings.num_workers), measured.machine.usable_cores))
-    return min(batch_s, max((alone.idle_machine_s or 0.0) + wait_s, samples.batch_s / parallel if samples else 0.0))
-
-
-def _is_no_faster(measured: Measurements, gain: Gain) -> bool:
-    """Return whether the trial with persistent workers speaks against them: it took as long as an epoch with its start.
-
-    Rounds tell that as well where no window of the loop had a start to itself, and all of them may have had one.
-    """
-    now, persistent = required(measured.as_is), required(measured.trial(PERSISTENT))
-    if not any(window.start_s for window in now.windows):
-        return gain.is_loss or (gain.is_clear and gain.median < THRESHOLDS.persistent_gain)
-    before_s, after_s = now.batch_within_epoch_s or math.inf, persistent.batch_within_epoch_s or 0.0
-    starts_s = epoch_startup_s(measured) or 0.0
-    return after_s * THRESHOLDS.worthwhile_gain > before_s + starts_s / (measured.settings.length or math.inf)

@@ -24,33 +24,6 @@ def fails(measured: Measurements) -> Finding | None:
     )
 
 
-@cause("workers-hang", "hang")
-def workers_hang(measured: Measurements) -> Finding | None:
-    """Every worker is blocked on a lock, or on a thread that does not exist in it."""
-    hang = required(measured.hang)
-    is_forked = measured.settings.start_method == "fork"
-    threaded = f", with {', '.join(hang.libraries)} loaded" if hang.libraries else ""
-    why = (
-        "; they were forked, and a forked worker has neither the threads of the training process nor the owner of a "
-        "lock that one of them held (torch hangs in a worker that calls set_num_threads, if the training process has "
-        "computed with several threads before)"
-    )
-    return Finding(
-        name="workers-hang",
-        cause="All workers are blocked on a lock or a thread, and the loop waits for them forever.",
-        evidence=(
-            f"no batch for {hang.waited_s:.0f} s, while all {hang.workers} workers used no processor and waited for a "
-            f"lock{threaded}{why if is_forked else ''}"
-        ),
-        remedy=(
-            'multiprocessing_context="forkserver"; or no torch.set_num_threads in workers, and no lock in the dataset '
-            "that another thread may hold when workers are started"
-            if is_forked
-            else "find out where a worker is blocked: py-spy dump --pid PID"
-        ),
-    )
-
-
 @cause("same-noise", "worker_noise")
 def same_noise(measured: Measurements) -> Finding | None:
     """Workers draw the same random numbers."""

@@ -6,7 +6,6 @@ from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import CopyOnWrite
-from penstock.observe.doctor.step_results import MemoryGrowth
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
 
@@ -94,44 +93,6 @@ def kept_by_the_dataset(measured: Measurements) -> Finding | None:
     )
 
 
-@cause("not-picklable", "dataset_pickle")
-def not_picklable(measured: Measurements) -> Finding | None:
-    """The dataset cannot be sent to a worker."""
-    pickle, own = required(measured.dataset_pickle), measured.settings
-    if not pickle.failure or own.kind != "torch" or measured.as_is is not None:
-        return None  # if workers made batches, what cannot be pickled was opened here, with the doctor's first samples
-    return Finding(
-        name="not-picklable",
-        cause=f"The dataset cannot be pickled, and a worker that is started with {own.start_method} needs it pickled.",
-        evidence=pickle.failure,
-        remedy="keep what cannot be pickled out of the dataset, or create it in the worker, when it is first used",
-    )
-
-
-@cause("pickled-for-each-worker", "dataset_pickle")
-def pickled_for_each_worker(measured: Measurements) -> Finding | None:
-    """A large dataset is pickled once for every worker."""
-    pickle, own = required(measured.dataset_pickle), measured.settings
-    if pickle.failure or own.kind != "torch":
-        return None
-    if pickle.nbytes < THRESHOLDS.large_pickle_nbytes and pickle.seconds * own.num_workers < THRESHOLDS.long_pickle_s:
-        return None
-    first_s = next((trial.startup_s for trial in measured.trials if trial.startup_s is not None), None)
-    first = f"; the first batch came after {first_s:.1f} s" if first_s is not None else ""
-    return Finding(
-        name="pickled-for-each-worker",
-        cause="The dataset is large, and it is pickled, sent and unpickled for every worker.",
-        evidence=(
-            f"{size_text(pickle.nbytes)} and {pickle.seconds:.2f} s to pickle, {own.num_workers} times at every start "
-            f"({own.start_method}); most of it is {pickle.largest or 'the dataset itself'}{first}"
-        ),
-        remedy=(
-            f"keep {pickle.largest or 'the data'} in a file and open it in the worker (numpy.load(..., mmap_mode='r')) "
-            "or as a tensor, which is shared; penstock.DataLoader pickles once; persistent_workers=True starts once"
-        ),
-    )
-
-
 @cause("prefetches-much", "samples")
 def prefetches_much(measured: Measurements) -> Finding | None:
     """Many batches are made ahead, and take much memory."""
@@ -177,88 +138,36 @@ def shm_too_small(measured: Measurements) -> Finding | None:
     )
 
 
-@cause("graphs-kept", "step_calls")
-def graphs_kept(measured: Measurements) -> Finding | None:
-    """Losses of all steps are kept with their graphs.
+@cause("kept-by-the-program")
+def kept_by_the_program(measured: Measurements) -> Finding | None:
+    """The program keeps tensors of every step.
+
+    Those with the graphs that computed them are kept for nothing: nothing needs them after their step. Others may be
+    the outputs of an epoch, and count if an epoch has very many of them.
 
     Source: PyTorch's FAQ, "Don't accumulate history across your training loop".
     """
-    step = required(measured.step_calls)
-    if step.graphs_held_by is None:
-        return None
-    return Finding(
-        name="graphs-kept",
-        cause="Every step keeps its loss with the graph that computed it, so memory grows with each step.",
-        evidence=f"after {step.steps} steps the graphs of all of them were alive; {step.graphs_held_by} holds them",
-        remedy="keep the value alone: loss.detach(), or loss.item() where nothing waits for a device",
-    )
-
-
-@cause("evaluation-keeps-graphs", "evaluation_graph")
-def evaluation_keeps_graphs(measured: Measurements) -> Finding | None:
-    """An evaluation adds up losses or outputs with gradients on, and nothing computes gradients of them."""
-    kept = required(measured.evaluation_graph)
-    return Finding(
-        name="evaluation-keeps-graphs",
-        cause="An evaluation runs with gradients on, and keeps the graphs of all its batches until it ends.",
-        evidence=(
-            f"{kept.name} held {size_text(kept.batch_nbytes)} more with each batch of {kept.dataset}, "
-            f"{size_text(kept.batches * kept.batch_nbytes)} for {kept.batches} batches; its model is in evaluation mode"
-        ),
-        remedy="with torch.no_grad(): around it, or @torch.no_grad() on its function; it takes less time, too",
-    )
-
-
-@cause("kept-by-the-program", "memory_growth")
-def kept_by_the_program(measured: Measurements) -> Finding | None:
-    """A variable of the program keeps something of every step.
-
-    What an epoch may begin anew counts if it is much by the epoch's end, or if graphs are kept, which nothing needs
-    after their step.
-    """
-    kept, length = required(measured.memory_growth), measured.settings.length
-    if measured.step_calls is not None and measured.step_calls.graphs_held_by is not None:
-        return None  # `graphs-kept` says it
-    epoch_nbytes = kept.step_nbytes * (length or 0)
-    if kept.is_emptied and not kept.has_graph and epoch_nbytes < THRESHOLDS.kept_epoch_nbytes:
-        return None
-    in_epoch = f", {size_text(epoch_nbytes)} in an epoch of {length} batches" if length else ""
-    what = "a tensor with the graph that computed it" if kept.has_graph else "something"
-    return Finding(
-        name="kept-by-the-program",
-        cause=f"{kept.name} keeps {what} of every step, so memory grows with each step.",
-        evidence=(
-            f"{kept.name} ({_KINDS.get(kept.kind, kept.kind)}) grew with each of {kept.steps} steps, by "
-            f"{size_text(kept.step_nbytes)}{in_epoch}"
-        ),
-        remedy=_keep_less(kept),
-    )
-
-
-@cause("kept-by-the-program", "graphs_of_epochs")
-def graphs_kept_of_epochs(measured: Measurements) -> Finding | None:
-    """A history keeps a result of every epoch, such as a validation's loss, with the graph that computed it."""
-    kept = required(measured.graphs_of_epochs)
-    return Finding(
-        name="kept-by-the-program",
-        cause=f"{kept.name} keeps a tensor with the graph that computed it of every epoch, so memory grows with each.",
-        evidence=(
-            f"{kept.name} ({_KINDS.get(kept.kind, kept.kind)}) was longer when the next epoch began, by "
-            f"{size_text(kept.step_nbytes)} with what its tensors' graphs keep"
-        ),
-        remedy="with torch.no_grad(): around an evaluation; and keep the value alone: .item(), or .detach()",
-    )
-
-
-_LRU_CACHE = "_lru_cache_wrapper"
-_KINDS = {_LRU_CACHE: "functools.lru_cache"}
-
-
-def _keep_less(kept: MemoryGrowth) -> str:
-    if kept.has_graph:
-        return "keep the value alone: .detach(), or .item() where nothing waits for a device; no create_graph=True"
-    if kept.is_of_views:
-        return "keep a copy of the part that is needed, x[i].clone(): a view keeps the whole tensor"
-    if kept.kind == _LRU_CACHE:
-        return "limit its size (maxsize=), or take it off: what it is asked for is new in each step"
-    return "keep what is needed of it, as a number; or bound it: collections.deque(maxlen=...), or write it to a file"
+    length = measured.settings.length
+    for kept in measured.kept_tensors:
+        has_graph = kept.has_graph or kept.is_chain
+        epoch_nbytes = kept.step_nbytes * (length or THRESHOLDS.unknown_length)
+        if not has_graph and epoch_nbytes < THRESHOLDS.kept_epoch_nbytes:
+            continue
+        what = "Each step makes one graph longer" if kept.is_chain else "The program keeps tensors of every step"
+        held = f", held by {kept.held_by}" if kept.held_by else ""
+        in_epoch = f", {size_text(epoch_nbytes)} in an epoch of {length} batches" if length and kept.step_nbytes else ""
+        return Finding(
+            name="kept-by-the-program",
+            cause=f"{what}{', with the graphs that computed them' * (kept.has_graph and not kept.is_chain)}: "
+            "memory grows with each step.",
+            evidence=(
+                f"made at {kept.line}; of {kept.steps} steps, {size_text(kept.step_nbytes)} of each{held}{in_epoch}"
+            ),
+            remedy=(
+                "keep the value alone: .detach(), or .item() where nothing waits for a device; no create_graph=True"
+                if has_graph
+                else "keep what is needed of it, as a number; or bound it: collections.deque(maxlen=...), or write it "
+                "to a file"
+            ),
+        )
+    return None

@@ -1,38 +1,38 @@
-"""Causes that one line of the dataset shows: what it opens, asks or looks up again for every sample."""
+"""Causes that the lines of samples show: by the library function that they call, by what they read, by their time."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from penstock.core.units import size_text
-from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import SHRINKS, describe_line, gain_without, loading_matters, place_of
+from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
+from penstock.observe.doctor.causes.cause import ask, cause, required
+from penstock.observe.doctor.causes.evidence import (
+    OF_SAMPLES,
+    describe_line,
+    gain_without,
+    loading_matters,
+    loading_parts_s,
+    place_of,
+)
+from penstock.observe.doctor.causes.samples import cold_reads, full_size_decode, slow_samples
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
 
-_SEARCH = (
-    r"\.query\(|\.isin\(|\.groupby\(|\.str\.contains\(|\bin (enumerate\()?self\.\w+\)? if \b|self\.\w+\.index\("
-    r"|\b(np|torch)\.(where|nonzero|flatnonzero|argwhere)\(\(?self\b[^,]* == |\bself\.\w+\[\(?self\.[^=]* == "
-    r"|(?P<table>\w[\w.]*?)(\.loc)?\[\(?(?P=table)(\.\w+|\[[^\]]*\])( == |\.(eq|between)\()"
-    r"| == .* pandas\.core\.(ops|arraylike)\."
-)
-"""What looks at all rows of a table, or all elements of a list, to find some."""
-_LOG = r" logging\.|\b(logg(er|ing)|log|LOG|LOGGER)\.(debug|info|warning|error|log)\("
-_JOIN = r"\.merge\(|\.join\(.*pandas\.|\bpd\.(merge|concat)\("
-
 
 @dataclass(frozen=True, slots=True)
 class LinePattern:
-    """A call that is cheap once and dear for every sample."""
+    """Functions of libraries that are cheap once and dear for every sample."""
 
     name: str
     """Of the finding."""
 
     pattern: re.Pattern[str]
-    """Of the line's text and the library function that it calls."""
+    """Of the library function that a line was seen to call, with its module."""
 
     cause: str
     """What the finding states."""
@@ -40,8 +40,11 @@ class LinePattern:
     remedy: str
     """What to change."""
 
-    waste: re.Pattern[str] | None = None
-    """Of those lines, the ones that do no work on the sample: without them, samples are the same."""
+    is_waste: bool = False
+    """Whether it does no work on the sample: without it, samples are the same."""
+
+    is_of_a_file: bool = False
+    """Whether it may be that of a file which each sample reads again: then that says more."""
 
     needs: tuple[str, ...] = ("samples",)
     """The fields of `Measurements` that it needs."""
@@ -49,136 +52,69 @@ class LinePattern:
     def find(self, measured: Measurements) -> Finding | None:
         """Return the finding if such lines take most of a sample's time, or a good part of it for nothing."""
         lines = self._lines(measured)
-        fraction = self._fraction(measured)
-        if not self._takes_enough(measured) or not loading_matters(measured):
+        fraction = sum(line.fraction for line in lines)
+        least = THRESHOLDS.wasted_fraction if self.is_waste else THRESHOLDS.line_fraction
+        if fraction < least or not loading_matters(measured):
             return None
-        if fraction < max(one._fraction(measured) for one in LINE_PATTERNS if one._takes_enough(measured)):
+        if self.is_of_a_file and read_again_for_each_sample.find(measured) is not None:
+            return None
+        if any(sum(line.fraction for line in one._lines(measured)) > fraction for one in LINE_PATTERNS):
             return None
         return Finding(
             name=self.name,
             cause=self.cause,
             evidence=f"{fraction:.0%} of a sample's time: {'; '.join(map(describe_line, lines))}",
-            remedy=self.remedy,
+            remedy=f"{place_of(lines[0].line)}: {self.remedy}",
             gain=gain_without(fraction, measured),
         )
 
-    def _takes_enough(self, measured: Measurements) -> bool:
-        wasted = [
-            line for line in self._lines(measured) if self.waste and self.waste.search(f"{line.line} {line.calls}")
-        ]
-        return (
-            self._fraction(measured) >= THRESHOLDS.line_fraction
-            or sum(line.fraction for line in wasted) >= THRESHOLDS.wasted_line_fraction
-        )
-
     def _lines(self, measured: Measurements) -> list[HotLine]:
-        return [line for line in required(measured.samples).lines if self.pattern.search(f"{line.line} {line.calls}")]
-
-    def _fraction(self, measured: Measurements) -> float:
-        return sum(line.fraction for line in self._lines(measured))
+        return [line for line in required(measured.samples).lines if self.pattern.match(line.calls)]
 
 
 LINE_PATTERNS = (
     LinePattern(
         "logging-per-sample",
-        re.compile(_LOG),
+        re.compile(r"logging\b"),
         "Every sample writes to a log.",
         "log once per epoch, or count and log the count",
-        waste=re.compile(_LOG),
-    ),
-    LinePattern(
-        "database-for-each-sample",
-        re.compile(r" sqlite3\.|psycopg|pymysql|\.connect\(|\.execute\(|\.fetch(one|all)\("),
-        "Every sample asks a database, or connects to it again.",
-        "connect once in each worker, when the dataset is first used, and keep the connection; ask by a key or a "
-        "column that has an index, and not by OFFSET, which steps over all rows before",
+        is_waste=True,
     ),
     LinePattern(
         "opened-for-each-sample",
-        re.compile(
-            r" (gzip|bz2|lzma|zipfile|tarfile|h5py|zarr|lmdb|dbm(\.\w+)?|shelve)\.(?!decompress|_hl\.dataset|core\.)"
-            r"|\b(gzip|bz2|lzma|tarfile|dbm(\.\w+)?|shelve)\.open\(|ZipFile\(|h5py\.File\("
-        ),
+        re.compile(r"(gzip|bz2|lzma|zipfile|tarfile|h5py|zarr|lmdb|dbm|shelve)\b(?!\._hl\.dataset|\.core\b)"),
         "Every sample opens an archive, a store or a compressed file, and reads through it from its beginning.",
         "open it once in each worker, when the dataset is first used, and keep it; or unpack it once before training",
     ),
     LinePattern(
-        "decompressed-for-each-sample",
-        re.compile(r"\bdecompress\(| (bz2|zlib|gzip|lzma)\.decompress|\.NpzFile\."),
-        "Every sample is decompressed, by a compression that is made for small files and not for speed.",
-        "decompress once, before training, and keep what samples read (an .npy file for each, or one array that is "
-        "memory-mapped); or compress with lz4 or zstd instead",
-    ),
-    LinePattern(
-        "written-for-each-sample",
-        re.compile(
-            r"\bos\.fsync\(|\.(flush|write|writelines|writerows?)\(|\bprint\(|\bnp\.save\w*\(|\btorch\.save\("
-            r"|\.to_(csv|parquet|pickle|json)\(|\b(pickle|json)\.dump\(|\bopen\([^)]*[\"'][wax]b?t?\+?[\"']"
-        ),
-        "Every sample writes to a file or to the terminal.",
-        "write once per epoch, from the training process; a worker returns what is to be written with its sample",
-    ),
-    LinePattern(
-        "searched-for-each-sample",
-        re.compile(_SEARCH),
-        "Every sample searches all of the data for what belongs to it.",
-        "group the data once, in __init__: self.rows = {key: rows for key, rows in table.groupby(column)}, or a dict "
-        "from each key to its positions; then look it up: self.rows[key]",
-    ),
-    LinePattern(
-        "joined-for-each-sample",
-        re.compile(_JOIN),
-        "Every sample joins tables, and a join looks at all rows of them.",
-        "join them once, in __init__: table = left.merge(right, on=...), and take its columns out of it: self.values = "
-        "torch.tensor(table[columns].to_numpy()), then self.values[index]",
-    ),
-    LinePattern(
         "table-row-for-each-sample",
-        re.compile(rf"^(?!.*({_SEARCH}|{_JOIN})).*( pandas\.|\.i?loc\[)"),
-        "Every sample works on a pandas table, of which each operation makes a new table or Series, also for one row.",
-        "do it for the whole table once, in __init__, and take the columns out: self.values = "
-        "torch.tensor(table[columns].to_numpy()), then self.values[index]",
+        re.compile(r"pandas\b"),
+        "Every sample works on a pandas table, of which each operation looks at all rows, or makes a new table.",
+        "do it for the whole table once, in __init__ (group it by what is looked up), and take the columns out: "
+        "self.values = torch.tensor(table[columns].to_numpy()), then self.values[index]",
+        is_of_a_file=True,
     ),
     LinePattern(
         "parsed-for-each-sample",
-        re.compile(
-            r"\b(json|orjson|ujson|msgpack|pickle|ast|\w*ElementTree|etree|ET)\.(loads|unpackb|literal_eval|fromstring)\("
-            # of a list, whose numbers it looks at one by one; a call inside of it would be what takes the time
-            r"|\btorch\.(tensor|FloatTensor|LongTensor)\([\w.\[\]\"' ]+(, dtype=[\w.]+)?\).* $"
-            r"|\bstr[pf]time\(|\.(fromisoformat|to_datetime|parse_date)\(| (_strptime|dateutil\.parser)\."
-        ),
-        "Every sample is parsed from text or serialized bytes, or made into a tensor from Python's own numbers, anew.",
+        re.compile(r"(json|_strptime|dateutil|xml|yaml|ast|csv)\b"),
+        "Every sample is parsed from text, anew.",
         "do it once: in __init__, or once before training, convert all records into arrays or tensors of their "
         "numbers, and index those (text: keep the token ids)",
-    ),
-    LinePattern(
-        "checked-for-each-sample",
-        re.compile(
-            r"\b(hashlib\.(?!pbkdf2|scrypt)|xxhash\.|zlib\.(crc32|adler32)\b)|\.(hex)?digest\(|\b(md5|sha\d+|crc32|blake2[bs])\("
-        ),
-        "Every sample is read and hashed, to see whether its data is what it was.",
-        "check all files once, before training or when they are copied, and not each time that a sample is read",
+        is_of_a_file=True,
     ),
     LinePattern(
         "copied-for-each-sample",
-        re.compile(r" copy\.|\bdeepcopy\("),
+        re.compile(r"copy\b"),
         "Every sample is a deep copy of Python objects.",
         "copy only what the transform changes, when it changes it: array.copy(), tensor.clone(), dict(record)",
     ),
     LinePattern(
-        "appended-for-each-sample",
-        re.compile(r"\b(self\.\w+) = (torch|np)\.(append|cat|concat|concatenate|vstack|hstack|stack)\(.*\1\b"),
-        "Every sample copies all that the dataset has kept so far, to append itself to it; each worker keeps its own.",
-        "keep a list and append to it, or make the array once, at its full size, and write rows; what only grows does "
-        "not belong into a worker, whose copy the training process never sees",
-    ),
-    LinePattern(
         "another-process-for-each-sample",
-        re.compile(r" multiprocessing\.(managers|connection)| subprocess\.|\bos\.(system|popen)\("),
+        re.compile(r"(multiprocessing\.(managers|connection)|subprocess)\b"),
         "Every sample starts a program, or asks another process (a multiprocessing.Manager), and waits for its answer.",
         "a program: do what it does in the worker, by a library, or once, before training; a Manager: keep the data in "
         "the dataset itself, in a dict or list that workers only read, an array, or a shared tensor",
-        waste=re.compile(r" multiprocessing\.managers\."),  # a program does some work
+        is_waste=True,
     ),
 )
 
@@ -186,11 +122,10 @@ LINE_PATTERNS = (
 @cause("read-again-for-each-sample", "samples")
 def read_again_for_each_sample(measured: Measurements) -> Finding | None:
     """Every sample reads the same file, or lists the same folder, and takes a small part of it."""
-    samples = required(measured.samples)
-    read = samples.repeated_read
+    read = required(measured.samples).repeated_read
     if read is None or read.fraction < THRESHOLDS.line_fraction or not loading_matters(measured):
         return None
-    if any(pattern.find(measured) for pattern in LINE_PATTERNS):  # which know better what it is
+    if any(pattern.find(measured) for pattern in LINE_PATTERNS if not pattern.is_of_a_file):  # which know better
         return None
     if read.is_folder:
         what, remedy = "lists the same folder", "list it once, in __init__, and keep the names"
@@ -203,62 +138,35 @@ def read_again_for_each_sample(measured: Measurements) -> Finding | None:
     return Finding(
         name="read-again-for-each-sample",
         cause=f"Every sample {what} again: {read.name}.",
-        evidence=f"{read.fraction:.0%} of a sample's time, in each of {read.samples} samples: {read.line}",
+        evidence=f"in each of {read.samples} samples, in a function that takes {read.fraction:.0%} of a sample's time: "
+        f"{read.line}",
         remedy=f"{place_of(read.line)}: {remedy}",
-        gain=gain_without(read.fraction, measured),
-    )
-
-
-@cause("same-for-every-sample", "samples")
-def same_for_every_sample(measured: Measurements) -> Finding | None:
-    """A line of the dataset computes the same for all samples."""
-    lines = [line for line in required(measured.samples).lines if line.is_same_for_all]
-    fraction = sum(line.fraction for line in lines)
-    if fraction < THRESHOLDS.line_fraction or not loading_matters(measured) or is_known(measured):
-        return None
-    return Finding(
-        name="same-for-every-sample",
-        cause="Every sample computes anew what is the same for all of them: nothing of the sample goes into it.",
-        evidence=f"{fraction:.0%} of a sample's time: {'; '.join(map(describe_line, lines))}",
-        remedy=f"{place_of(lines[0].line)}: compute it once, in __init__, and keep it in an attribute",
-        gain=gain_without(fraction, measured),
     )
 
 
 @cause("reads-more-than-it-keeps", "samples")
 def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
-    """A sample reads many times its own size."""
+    """A sample reads many times its own size, and that takes a good part of its time."""
     samples = required(measured.samples)
     kept_nbytes, read_nbytes = samples.batch_nbytes / samples.batch_samples, samples.read_nbytes / samples.samples
-    reading = [line for line in samples.lines if _READS.search(f"{line.line} {line.calls}")]
-    fraction = sum(line.fraction for line in reading)
-    if fraction < THRESHOLDS.line_fraction or not loading_matters(measured) or is_known(measured):
+    read_s = read_nbytes / THRESHOLDS.read_nbytes_per_s
+    if read_nbytes < max(THRESHOLDS.reread_nbytes, THRESHOLDS.reread_factor * kept_nbytes) or not samples.lines:
         return None
-    has_chunks = any(_CHUNKED.search(line.calls) for line in reading)  # which are decompressed, too
-    least_nbytes = 0 if has_chunks else THRESHOLDS.reread_nbytes
-    if read_nbytes < max(least_nbytes, THRESHOLDS.reread_factor * kept_nbytes):
+    if read_s < THRESHOLDS.part_fraction * samples.median_s or not loading_matters(measured) or is_known(measured):
         return None
     return Finding(
         name="reads-more-than-it-keeps",
         cause="A sample reads far more than it keeps: whole files or chunks of which it takes a small part.",
         evidence=(
-            f"{size_text(int(read_nbytes))} read for a sample of {size_text(int(kept_nbytes))}; {fraction:.0%} of a "
-            f"sample's time: {'; '.join(map(describe_line, reading))}"
+            f"{size_text(int(read_nbytes))} read for a sample of {size_text(int(kept_nbytes))}; "
+            f"{samples.lines[0].fraction:.0%} of a sample's time passes in {describe_line(samples.lines[0])}"
         ),
         remedy=(
-            f"{place_of(reading[0].line)}: "
-            + ("write it anew in chunks of about a sample (chunks=(1, ...)), without gzip; or " if has_chunks else "")
-            + "read only the part that the sample needs: seek to it, or name it where the reader takes a start and a "
+            "read only the part that the sample needs: seek to it, or name it where the reader takes a start and a "
             "length; np.load(..., mmap_mode='r') or torch.load(..., mmap=True), opened once for each file and kept; "
             "penstock.open(...); or chunks of the size of a sample"
         ),
-        gain=gain_without(fraction, measured),
-        is_uncertain=any(SHRINKS.search(line.line) for line in samples.lines),  # of all that it reads
     )
-
-
-_READS = re.compile(r"\bload\w*\(|\bread\w*\(|\bopen\w*\(|\bfromfile\(|\[.*\]| (numpy|torch|h5py|zarr|pyarrow)\.")
-_CHUNKED = re.compile(r"^(h5py\._hl\.dataset|zarr\.)")
 
 
 def is_known(measured: Measurements) -> bool:
@@ -268,26 +176,93 @@ def is_known(measured: Measurements) -> bool:
     )
 
 
-@cause("threads-hold-each-other", "samples")
-def threads_hold_each_other(measured: Measurements) -> Finding | None:
-    """A sample waits for threads of its own that run Python one at a time."""
-    samples = required(measured.samples)
-    waits = _waiting_lines(samples.lines)
-    if samples.coordination_fraction < THRESHOLDS.line_fraction or not waits or not loading_matters(measured):
+@cause("costly-line", "samples")
+def costly_line(measured: Measurements) -> Finding | None:
+    """A few lines of the dataset take most of a sample's time, and samples are what the loop waits for."""
+    made, parts = required(measured.samples), loading_parts_s(measured)
+    lines = made.lines
+    if not lines or made.median_s < THRESHOLDS.costly_sample_s or not loading_matters(measured):
         return None
-    least_cores = THRESHOLDS.one_core_low * measured.machine.free_fraction  # others slow these threads down
-    if not least_cores < samples.other_threads_cores < THRESHOLDS.one_core_high:
+    is_one = lines[0].fraction >= THRESHOLDS.most_fraction
+    of_samples_s = sum(parts.get(part, 0.0) for part in OF_SAMPLES)
+    if not is_one and sum(line.fraction for line in lines) < THRESHOLDS.most_fraction:
         return None
+    better_known = (full_size_decode, slow_samples, cold_reads)
+    if of_samples_s < THRESHOLDS.most_fraction * sum(parts.values()) or is_known(measured):
+        return None
+    if any(ask(one, measured) for one in better_known):
+        return None
+    part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
+    shown = lines[:1] if is_one else lines
     return Finding(
-        name="threads-hold-each-other",
-        cause="A sample waits for threads that it starts, and they run one at a time: Python's lock lets one through.",
-        evidence=(
-            f"{samples.coordination_fraction:.0%} of a sample's time is waiting for other threads, which together use "
-            f"{samples.other_threads_cores:.1f} cores meanwhile; {describe_line(waits[0])}"
-        ),
-        remedy="do the work in the sample's own thread, without a pool, and let worker processes run side by side",
+        name="costly-line",
+        cause=f"{'One line takes' if is_one else 'A few lines take'} most of the time of every sample.",
+        evidence="of a sample's time: " + "; ".join(f"{line.fraction:.0%} in {describe_line(line)}" for line in shown),
+        remedy=f"{place_of(lines[0].line) if is_one else 'these lines'}: {REMEDY[part]}",
     )
 
 
-def _waiting_lines(lines: tuple[HotLine, ...]) -> list[HotLine]:
-    return [line for line in lines if re.match(r"(threading|concurrent|queue|multiprocessing\.pool)", line.calls)]
+@cause("costly-sampler", "samples")
+def costly_sampler(measured: Measurements) -> Finding | None:
+    """The sampler takes most of the time to make a batch."""
+    made, parts = required(measured.samples), loading_parts_s(measured)
+    if parts.get("sampler", 0.0) < THRESHOLDS.line_fraction * sum(parts.values()) or not loading_matters(measured):
+        return None
+    return Finding(
+        name="costly-sampler",
+        cause="The sampler takes most of the time to make a batch, and the step waits: no worker does it.",
+        evidence=(
+            f"{MEANING['sampler']}, takes {made.sampler_s * 1e3:.1f} ms for a batch, making its samples "
+            f"{made.batch_s * 1e3:.1f} ms{_longest_called(measured)}"
+        ),
+        remedy=REMEDY["sampler"],
+        gain=gain_without(1.0, measured, ("sampler",)),
+    )
+
+
+@cause("costly-sampler-start", "samples", "as_is")
+def costly_sampler_start(measured: Measurements) -> Finding | None:
+    """The sampler works before it gives the first index, as one that makes all samples to sort them by length."""
+    start_s, own = required(measured.samples).sampler_start_s, measured.settings
+    epoch_s = start_s + (own.length or math.inf) * (required(measured.as_is).batch_s or math.inf)
+    if start_s < max(THRESHOLDS.sampler_start_s, THRESHOLDS.startup_fraction * epoch_s):
+        return None
+    return Finding(
+        name="costly-sampler-start",
+        cause="The sampler works for a good part of every epoch before it gives the first index, and the loop waits.",
+        evidence=f"its start takes {start_s * 1e3:.0f} ms, an epoch of {own.length} batches {epoch_s * 1e3:.0f} ms",
+        remedy=(
+            "compute what it needs of the dataset once, in its __init__ (lengths, weights, groups; kept in a file if "
+            "it takes long), and only shuffle in __iter__"
+        ),
+    )
+
+
+@cause("costly-collate", "samples")
+def costly_collate(measured: Measurements) -> Finding | None:
+    """The program's own collate function takes most of the time to make a batch."""
+    made, parts = required(measured.samples), loading_parts_s(measured)
+    if measured.settings.collates_by_default or not loading_matters(measured):
+        return None
+    fraction = made.collate_s / max(1e-9, made.batch_s)
+    if fraction < THRESHOLDS.most_fraction or parts["collate"] < max(parts.values()):
+        return None
+    return Finding(
+        name="costly-collate",
+        cause="The program's own collate_fn takes most of the time to make a batch.",
+        evidence=(
+            f"collating takes {made.collate_s * 1e3:.1f} ms per batch, {fraction:.0%} of the time to make it"
+            + _longest_called(measured) * (not measured.settings.num_workers)
+        ),
+        remedy=(
+            "in collate_fn, handle whole arrays and no single numbers: torch.stack(tensors), "
+            "torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), torch.from_numpy(numpy.stack(arrays)); what "
+            "concerns one sample belongs into __getitem__"
+        ),
+        gain=gain_without(fraction, measured, (*OF_SAMPLES, "collate")),
+    )
+
+
+def _longest_called(measured: Measurements) -> str:
+    lines = measured.called_lines[:1]
+    return "".join(f"; outside of the dataset, most time passes in {describe_line(line)}" for line in lines)

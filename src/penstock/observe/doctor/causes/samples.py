@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import OF_SAMPLES, gain_without, loading_matters, loading_parts_s
@@ -19,10 +17,10 @@ _SHOWN_INDICES = 8
 def full_size_decode(measured: Measurements) -> Finding | None:
     """Images are decoded at full size and then made smaller."""
     images, samples = required(measured.image_decode), required(measured.samples)
-    decode_fraction = samples.decode_fraction or 0.0
+    decode_fraction = (images.full_decode_s or 0.0) / max(1e-9, samples.median_s)
     if images.pixel_ratio < THRESHOLDS.shrunk_pixel_ratio or not loading_matters(measured):
         return None
-    if decode_fraction < THRESHOLDS.dataset_part_fraction:
+    if decode_fraction < THRESHOLDS.part_fraction and images.full_decode_s is not None:
         return None
     width, height = images.kept_size
     is_jpeg = images.format in ("JPEG", "MPO")
@@ -42,34 +40,11 @@ def full_size_decode(measured: Measurements) -> Finding | None:
         cause="Images are decoded at full size and made smaller right after that.",
         evidence=(
             f"{images.decoded_size[0]}x{images.decoded_size[1]} pixels decoded, {width}x{height} kept: "
-            f"{images.pixel_ratio:.0f} decoded for each one kept, and decoding is "
-            f"{decode_fraction:.0%} of a sample's time{tried}"
+            f"{images.pixel_ratio:.0f} decoded for each one kept; a sample takes {samples.median_s * 1e3:.1f} ms{tried}"
         ),
         remedy=remedy if is_jpeg else f"store the images at {width}x{height} once (a reduced decode needs JPEG files)",
         gain=gain,
     )
-
-
-@cause("nested-datasets", "samples")
-def nested_datasets(measured: Measurements) -> Finding | None:
-    """`dataset + other` in a loop puts each sum into the next one."""
-    samples = required(measured.samples)
-    spots = [spot for spot in samples.hotspots if _NESTS.search(spot.where)]
-    fraction = sum(spot.fraction for spot in spots)
-    if samples.nested < THRESHOLDS.nested_datasets or fraction < THRESHOLDS.line_fraction:
-        return None
-    if not loading_matters(measured):
-        return None
-    return Finding(
-        name="nested-datasets",
-        cause="Datasets lie in each other, and every sample is handed through all of them.",
-        evidence=f"{samples.nested} inside each other; {spots[0].where} is {fraction:.0%} of a sample's time",
-        remedy="collect them in a list, and join them once: ConcatDataset(datasets)",
-        gain=gain_without(fraction, measured),
-    )
-
-
-_NESTS = re.compile(r"^(ConcatDataset|Subset)\.")
 
 
 @cause("slow-samples", "samples")
@@ -108,15 +83,14 @@ def cold_reads(measured: Measurements) -> Finding | None:
         THRESHOLDS.disk_fraction * read_nbytes, THRESHOLDS.disk_nbytes
     )
     by_faults = samples.major_faults > THRESHOLDS.major_faults_per_sample * samples.samples
-    storage_fraction = samples.storage_fraction or 0.0
-    if not (by_calls or by_faults) or storage_fraction < THRESHOLDS.dataset_part_fraction:
+    if not (by_calls or by_faults) or samples.sleep_fraction < THRESHOLDS.part_fraction:
         return None
     return Finding(
         name="cold-reads",
         cause="The data that samples read is not in the page cache, so it comes from the disk.",
         evidence=(
             f"{size_text(samples.disk_nbytes)} of {size_text(read_nbytes)} read came from the disk, "
-            f"{samples.major_faults} page faults waited for it; reading is {storage_fraction:.0%} of a sample's time"
+            f"{samples.major_faults} page faults waited for it; a sample waits {samples.sleep_fraction:.0%} of its time"
         ),
         remedy=(
             "nothing, if this is the first epoch only. Otherwise keep the data set below the free memory (smaller "
@@ -135,7 +109,7 @@ def python_numbers(measured: Measurements) -> Finding | None:
     if not measured.settings.collates_by_default:
         return _pickled_numbers(samples, parts.get("transport", 0.0), sum(parts.values()))
     fraction = samples.collate_s / max(1e-9, samples.batch_s)
-    if fraction < THRESHOLDS.collate_fraction:
+    if fraction < THRESHOLDS.moving_fraction:
         return None
     return Finding(
         name="python-numbers",
@@ -149,7 +123,7 @@ def python_numbers(measured: Measurements) -> Finding | None:
 
 
 def _pickled_numbers(samples: SampleCosts, transport_s: float, loading_s: float) -> Finding | None:
-    if transport_s < THRESHOLDS.costly_line_fraction * loading_s:
+    if transport_s < THRESHOLDS.most_fraction * loading_s:
         return None
     return Finding(
         name="python-numbers",
@@ -174,7 +148,7 @@ def made_one_by_one(measured: Measurements) -> Finding | None:
     if samples.median_s >= THRESHOLDS.costly_sample_s or samples.batch_s < THRESHOLDS.one_by_one_s:
         return None
     own_s = sum(parts.get(part, 0.0) for part in (*OF_SAMPLES, "collate"))
-    if own_s < THRESHOLDS.dataset_part_fraction * sum(parts.values()):
+    if own_s < THRESHOLDS.most_fraction * sum(parts.values()):
         return None
     return Finding(
         name="made-one-by-one",

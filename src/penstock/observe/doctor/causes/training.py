@@ -1,13 +1,27 @@
-"""Causes that make steps train something else than was meant, and no loop slow."""
+"""Causes that make a result wrong and no loop slow: what steps train, with which samples, of which types."""
 
 from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.content_results import SharedSamples
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
 
 _SHOWN = 4
+
+
+@cause("never-updated", "step_calls")
+def never_updated(measured: Measurements) -> Finding | None:
+    """Gradients are cleared between `backward()` and the optimizer's step."""
+    if not required(measured.step_calls).updates_nothing:
+        return None
+    return Finding(
+        name="never-updated",
+        cause="The optimizer never has gradients to use: the weights stay as they were made, but for a decay.",
+        evidence="in every observed step gradients were computed, and none was left when optimizer.step() began",
+        remedy="optimizer.zero_grad() before loss.backward(), and nothing that clears gradients between it and step()",
+    )
 
 
 @cause("gradients-not-cleared", "step_calls")
@@ -119,4 +133,94 @@ def loss_of_all_pairs(measured: Measurements) -> Finding | None:
         cause="The loss compares every prediction with every label of its batch, as their shapes are broadcast.",
         evidence=f"shapes {calls[0].what}: {calls[0].line}",
         remedy="predictions.squeeze(1), or labels[:, None], so that both have one shape",
+    )
+
+
+@cause("gradients-not-used", "step_calls")
+def gradients_not_used(measured: Measurements) -> Finding | None:
+    """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""
+    step = required(measured.step_calls)
+    steps = sum(window.batches for trial in measured.trials for window in trial.windows)
+    unused = step.untrained_parameters if steps >= THRESHOLDS.seen_steps else step.never_trained
+    if unused < THRESHOLDS.untrained_fraction * max(1, step.parameters):
+        return None
+    return Finding(
+        name="gradients-not-used",
+        cause="Every step computes gradients for parameters that nothing updates.",
+        evidence=(
+            f"{unused} of the {step.parameters} parameters that layers multiplied by got gradients, "
+            "and stayed as they were, while others were trained"
+        ),
+        remedy=(
+            "give them to the optimizer; or, if they are not to be trained, module.requires_grad_(False), or their "
+            "forward pass under torch.no_grad()"
+        ),
+    )
+
+
+@cause("in-train-and-validation")
+def in_train_and_validation(measured: Measurements) -> Finding | None:
+    """An evaluation has samples that the loop trains on."""
+    candidates = [one for one in measured.shared_samples if one.extent != "same"]
+    shared = max(candidates, key=lambda one: (one.extent == "partly", one.samples), default=None)
+    if shared is None:
+        return None
+    return Finding(
+        name="in-train-and-validation",
+        cause=f"{shared.loader} evaluates samples that the loop trains on, so its result is better than on new data.",
+        evidence=(
+            f"{shared.samples} of the {shared.compared} samples of {shared.loader} are among the {shared.trained} of "
+            f"the training loader: {_indices(shared)}"
+        ),
+        remedy=(
+            "if it is to measure how well the training data is learned, nothing; else leave these samples out of the "
+            "training set"
+            if shared.extent == "inside"
+            else "leave them out of one of the two sets; torch.utils.data.random_split makes sets that share no index, "
+            "and sets that are split anew each time need one seed"
+        ),
+        is_uncertain=shared.extent == "inside",
+    )
+
+
+def _indices(shared: SharedSamples) -> str:
+    return f"{shared.dataset}[{'], ['.join(map(str, shared.examples))}]"
+
+
+@cause("types-differ", "samples")
+def types_differ(measured: Measurements) -> Finding | None:
+    """A field is of one type in some samples and of another in others."""
+    changes = required(measured.samples).type_changes
+    if not changes or not measured.settings.collates_by_default:
+        return None
+    python = [change for change in changes if any(kind.name in ("int", "float", "bool") for kind in change.types)]
+    change = next((one for one in changes if one not in python), changes[0])
+    types = ", ".join(f"{kind.name} in dataset[{kind.index!r}]" for kind in change.types)
+    more = f"; {len(changes) - 1} more fields" if len(changes) > 1 else ""
+    return Finding(
+        name="types-differ",
+        cause="A field has another type in some samples, so the type of a batch depends on the samples in it.",
+        evidence=f"sample{change.field}: {types}{more}",
+        remedy="convert it in __getitem__ to one type: float(value), array.astype(numpy.float32), tensor.float()",
+        is_uncertain=change in python,
+    )
+
+
+@cause("images-not-scaled", "step_calls")
+def images_not_scaled(measured: Measurements) -> Finding | None:
+    """The model's first convolution gets pixels from 0 to 255, or those behind a normalisation that is not for them."""
+    images = required(measured.step_calls).whole_images
+    if images is None:
+        return None
+    so_far = " behind ImageNet's mean and standard deviation, which are for values from 0 to 1" * images.is_normalised
+    return Finding(
+        name="images-not-scaled",
+        cause=f"The model's first convolution gets pixels as they are stored, whole numbers up to 255{so_far}.",
+        evidence=f"{images.dtype} {list(images.shape)}, whole numbers from {images.low:g} to {images.high:g}",
+        remedy=(
+            "divide by 255 before the normalisation (torchvision: ToTensor(), or ToDtype(torch.float32, scale=True))"
+            if images.is_normalised
+            else "divide by 255, or subtract the mean and divide by the standard deviation, unless the model does it"
+        ),
+        is_uncertain=not images.is_normalised,
     )

@@ -26,8 +26,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from penstock.core.object_attributes import values_of
 from penstock.core.random_states import keep_states
-from penstock.observe.doctor.contents.stream_samples import StreamSamples
-from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _MOST = 5_000_000
 """Indices; a set of all of them has to be computed within a second."""
@@ -43,10 +41,10 @@ class Origin:
     """Samples of one dataset."""
 
     dataset: Any
-    """What is called with an index: no Subset, no ConcatDataset, and of a stream its `StreamSamples`."""
+    """What is called with an index: no Subset, and no ConcatDataset."""
 
     indices: Indices
-    """int64 [samples]; one that is drawn several times is there several times. Of a stream the first ones."""
+    """int64 [samples]; one that is drawn several times is there several times."""
 
     @property
     def name(self) -> str:
@@ -55,16 +53,16 @@ class Origin:
 
 
 def origins_of(loader: DataLoader[Any]) -> tuple[Origin, ...] | None:
-    """Return all samples that a loader may hand out; None where that cannot be known.
+    """Return all samples that a loader may hand out; None where that cannot be known, as of a stream.
 
-    Of a stream they are its first samples, and of a sampler that is not torch's, what a copy of it draws in one epoch.
+    Of a sampler that is not torch's they are what a copy of it draws in one epoch.
 
     >>> halves = torch.utils.data.random_split(range(10), [5, 5])
     >>> [len(origin.indices) for origin in origins_of(DataLoader(halves[0]))]
     [5]
     """
     if loader._dataset_kind == _DatasetKind.Iterable:
-        return (Origin(StreamSamples(loader.dataset), np.arange(THRESHOLDS.compared_samples)),)
+        return None
     try:
         drawn = _drawn(loader)
         return None if drawn is None or len(drawn) > _MOST else tuple(_below(loader.dataset, drawn, _DEPTH))

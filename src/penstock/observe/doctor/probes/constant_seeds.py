@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.core.user_code import is_users, line_text
 from penstock.observe.doctor.probe_results import ConstantSeed
 from penstock.observe.doctor.probes.line_sampler import find_line
-from penstock.observe.doctor.probes.source_lines import line_text
-from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 
 _SEEDING = ((torch, "manual_seed"), (np.random, "seed"), (np.random, "default_rng"), (random, "seed"))
 _MAKING = ((random, "Random"), (np.random, "RandomState"), (torch, "Generator"))
@@ -34,7 +32,7 @@ class SeedRecorder:
 
     def __init__(self) -> None:
         self._indices: set[str] = set()
-        self._seen: dict[tuple[str, int], dict[str, Any]] = {}
+        self._seen: dict[tuple[str, int, str], dict[str, Any]] = {}
         self._index = ""
         self._places = _find_places({id(one := getattr(*place)): self._wrapped(one) for place in _SEEDING + _MAKING})
         """Module, name, what it has there, and what replaces it: found once, because that takes milliseconds."""
@@ -59,7 +57,7 @@ class SeedRecorder:
         """Return the first line that gave the same number for every sample; None without one."""
         if len(self._indices) < _LEAST_SAMPLES:
             return None
-        for (file, number), seeds in self._seen.items():
+        for (file, number, _), seeds in self._seen.items():
             values = set(seeds.values())
             if len(seeds) == len(self._indices) and len(values) == 1:
                 return ConstantSeed(line=line_text(file, number), seed=values.pop(), samples=len(seeds))
@@ -107,7 +105,7 @@ def _kind_of(original: type) -> type:
 def _find_places(replacements: Mapping[int, Any]) -> list[tuple[ModuleType, str, Any, Any]]:
     """Return where the libraries and the user's modules have the objects with these identities."""
     files = [(module, getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
-    users = [module for module, file in files if file and not file.startswith((PACKAGE_FOLDER, *NOT_THE_USERS))]
+    users = [module for module, file in files if file and is_users(file)]
     return [
         (module, name, value, replacements[id(value)])
         for module in {owner for owner, _ in _SEEDING + _MAKING}.union(users)

@@ -1,6 +1,6 @@
 """The kernel's counters of a process or a thread, read from /proc. None, or nothing, where they are not there.
 
-Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat, wchan), scheduler/sched-stats.rst
+Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat), scheduler/sched-stats.rst
 (schedstat).
 """
 
@@ -187,15 +187,6 @@ def runnable_s(pid: int) -> float:
         with contextlib.suppress(OSError):
             total_ns += sum(map(int, file.read_text().split()[:2]))
     return total_ns / 1e9
-
-
-def all_threads_blocked(pid: int) -> bool:
-    """Return whether all threads of a process wait in a futex: for a lock, a condition or a barrier."""
-    try:
-        threads = list((_PROC / str(pid) / "task").iterdir())
-        return bool(threads) and all("futex" in (thread / "wchan").read_text() for thread in threads)
-    except OSError:
-        return False
 
 
 def threading_libraries(pid: int) -> tuple[str, ...]:

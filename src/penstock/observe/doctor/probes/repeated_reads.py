@@ -1,4 +1,4 @@
-"""Which file or folder sample after sample reads again, and how much of their time that takes.
+"""Which file or folder sample after sample reads again, and how much of their time the function that reads it takes.
 
 Python tells its audit hooks (PEP 578) of every file that is opened and every folder that is listed, also by NumPy,
 torch and pandas, which open files as Python does.
@@ -6,7 +6,6 @@ torch and pandas, which open files as Python does.
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import sys
@@ -15,16 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.core.user_code import line_text
 from penstock.observe.doctor.probe_results import RepeatedRead
 from penstock.observe.doctor.probes.line_sampler import LineSampler, find_line
-from penstock.observe.doctor.probes.source_lines import extent, line_text, parse, statements_at
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _FOLDER_EVENTS = ("os.listdir", "os.scandir")
 _NOT_DATA = ("/dev/", "/proc/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR
-
-_Line = tuple[str, int]
 
 
 class ReadRecorder:
@@ -34,7 +31,7 @@ class ReadRecorder:
         self._thread_id = threading.get_ident()
         self._indices: set[str] = set()
         self._index = ""
-        self._seen: dict[tuple[str, bool], tuple[set[str], _Line]] = {}
+        self._seen: dict[tuple[str, bool], tuple[set[str], tuple[str, int, str]]] = {}
 
     @contextmanager
     def sample(self, index: object) -> Iterator[None]:
@@ -50,12 +47,11 @@ class ReadRecorder:
     def result(self, lines: LineSampler) -> RepeatedRead | None:
         """Return what nearly all samples read, with the part of their time that `lines` saw there; None if nothing."""
         found = []
-        for (path, is_folder), (indices, (file, number)) in self._seen.items():
+        for (path, is_folder), (indices, (file, number, function)) in self._seen.items():
             if len(indices) < max(THRESHOLDS.repeated_samples, THRESHOLDS.repeated_fraction * len(self._indices)):
                 continue
-            fraction = lines.fraction_of(file, reading_lines(file, number))
-            name = os.path.basename(path.rstrip("/")) or path
-            line = line_text(file, number)
+            name, line = os.path.basename(path.rstrip("/")) or path, line_text(file, number)
+            fraction = lines.fraction_of(file, function)
             found.append(
                 RepeatedRead(name=name, is_folder=is_folder, line=line, fraction=fraction, samples=len(indices))
             )
@@ -72,36 +68,6 @@ class ReadRecorder:
         if line is not None:
             indices, _ = self._seen.setdefault((path, event in _FOLDER_EVENTS), (set(), line))
             indices.add(self._index)
-
-
-def reading_lines(file: str, number: int) -> frozenset[int]:
-    """Return the lines that read what line `number` of `file` opens: its statement, or the block of its `with`.
-
-    Of `name = open(...)` and the like also the statements of that function that use the name.
-    """
-    around = statements_at(file, number)
-    if not around:
-        return frozenset([number])
-    statement = around[0]
-    if (
-        isinstance(statement, ast.Assign)
-        and _is_opening(statement.value)
-        and isinstance(statement.targets[0], ast.Name)
-    ):
-        name = statement.targets[0].id
-        functions = [node for node in around if isinstance(node, ast.FunctionDef)]
-        body = functions[0].body if functions else parse(file).body
-        users = [node for node in body if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))]
-        return frozenset(line for node in (statement, *users) for line in extent(node))
-    if isinstance(statement, ast.With | ast.Expr | ast.Assign | ast.AnnAssign | ast.Return | ast.AugAssign | ast.For):
-        return frozenset(extent(statement))
-    return frozenset([number])
-
-
-def _is_opening(value: ast.expr) -> bool:
-    if not isinstance(value, ast.Call):
-        return False
-    return getattr(value.func, "id", getattr(value.func, "attr", "")) in ("open", "File", "ZipFile")
 
 
 def _writes(mode: Any, flags: Any) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from torch.multiprocessing.reductions import rebuild_storage_fd
+
+from penstock.observe.doctor.probes.timer_signal import TimerSignal
 
 _TICK_S = 0.25
 _UNINTERRUPTED_S = 10.0
@@ -29,19 +29,15 @@ def time_limit(seconds: float, error: type[BaseException], tick: Callable[[], No
     >>> with time_limit(60.0, TimeoutError):
     ...     pass
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
     is_over = is_collecting = False
 
     def note(phase: str, _: object) -> None:
         nonlocal is_collecting
         is_collecting = phase == "start"
 
-    def on_alarm(_: int, frame: FrameType | None) -> None:
+    def on_tick(_: int, frame: FrameType | None) -> None:
         now = time.perf_counter()
-        if is_over:  # an alarm that was delivered while the timer was being stopped
+        if is_over:  # a signal that was delivered while the timer was being stopped
             return
         if now < until + _UNINTERRUPTED_S and (is_collecting or _would_lose(frame)):
             return
@@ -50,15 +46,16 @@ def time_limit(seconds: float, error: type[BaseException], tick: Callable[[], No
         tick()
 
     until = time.perf_counter() + seconds
+    timer = TimerSignal(_TICK_S, on_tick, place=0)
+    if not timer.start():
+        yield
+        return
     gc.callbacks.append(note)
-    before = signal.signal(signal.SIGALRM, on_alarm)
-    signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
     try:
         yield
     finally:
         is_over = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        timer.stop()
         gc.callbacks.remove(note)
 
 

@@ -1,14 +1,13 @@
-"""What worker processes do while a loop runs: how many threads of each use a processor, and whether they all hang."""
+"""What worker processes do while a loop runs: how many threads of each use a processor, and how long they sleep."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
 
 from penstock.loader.workers.busy_time import thread_times
-from penstock.observe.doctor.probe_results import Hang, WorkerActivity
+from penstock.observe.doctor.probe_results import WorkerActivity
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -74,33 +73,3 @@ class WorkerActivityProbe:
             runnable_threads=max(self._runnable_s.values(), default=0.0) / max(1e-9, self._measured_s),
             libraries=self._libraries,
         )
-
-
-class HangDetector:
-    """Decides from repeated checks whether the workers hang.
-
-    A worker that sleeps, reads or computes does not hang. Where the kernel does not show what a thread waits for, no
-    hang is reported.
-    """
-
-    def __init__(self) -> None:
-        self._ticks: list[dict[int, int]] = []
-        self._since = math.inf
-        self._is_suspicious = False
-
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether all workers were blocked when they were last checked, but not for long enough."""
-        return self._is_suspicious
-
-    def check(self, pids: Sequence[int], now: float, waited_s: float) -> Hang | None:
-        """Return the hang, once all threads of all workers have been blocked, without running, for some seconds."""
-        ticks = [proc.thread_ticks(pid) for pid in pids]
-        is_same = any(ticks) and ticks == self._ticks
-        self._is_suspicious = is_same and all(map(proc.all_threads_blocked, pids))
-        if not self._is_suspicious:
-            self._ticks, self._since = ticks, now
-            return None
-        if now - self._since < THRESHOLDS.hang_s:
-            return None
-        return Hang(workers=len(pids), waited_s=waited_s, libraries=proc.threading_libraries(pids[0]))

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from penstock.core.host import usable_cores
 from penstock.loader.workers.thread_gate import ThreadGate
 from penstock.observe.doctor.probes.batch_values import copy_containers
-from penstock.observe.doctor.trial import AS_IS
 
 _STOPPING_S = 0.5
 
@@ -56,13 +55,11 @@ class BatchSource:
         self.line = line
         self.failure = ""
         self.is_live = True
-        self.is_drained = name == AS_IS
         self.startup_s: float | None = None
         self.start_s = 0.0
         """How long the last batch took if an epoch began with it, after another one; else 0."""
         self.loader: DataLoader[Any] | None = None
         self._restarts_s: list[float] = []
-        self._fresh_starts_s: list[float] = []
         self._opened_s = 0.0
         self._make = make
         self._iterator: Any = None
@@ -77,16 +74,6 @@ class BatchSource:
     def restart_s(self) -> float | None:
         """Median seconds from requesting a batch after an epoch's last to the next epoch's first; None before that."""
         return statistics.median(self._restarts_s) if self._restarts_s else None
-
-    @property
-    def fresh_start_s(self) -> float | None:
-        """The same, of epochs begun before any trial had called the dataset in this process; None without such."""
-        return statistics.median(self._fresh_starts_s) if self._fresh_starts_s else None
-
-    @property
-    def starts_each_epoch(self) -> bool:
-        """Whether every epoch starts its workers again."""
-        return self.starts_processes and self.loader is not None and not self.loader.persistent_workers
 
     @property
     def is_open(self) -> bool:
@@ -144,18 +131,6 @@ class BatchSource:
         if self.startup_s is None:
             self.startup_s = self._opened_s + time.perf_counter() - began
         return batch
-
-    def begin_epoch(self) -> None:
-        """Leave the epoch, begin another one, and note how long its first batch takes.
-
-        Raises:
-            Exception: from the loader.
-        """
-        self.close()
-        began = time.perf_counter()
-        self.open()
-        next(self._iterator)
-        self._fresh_starts_s.append(time.perf_counter() - began)
 
     def workers(self) -> list[int]:
         """Return the process ids of its workers."""

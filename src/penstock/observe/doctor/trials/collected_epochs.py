@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.observe.doctor.probes.source_lines import line_text
-from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, requesting_text
+from penstock.core.user_code import line_text
+from penstock.observe.doctor.trials.loop_frames import requesting_text
 
 _COLLECTING = re.compile(r"(list|tuple|sorted)\(")
 
@@ -24,18 +24,16 @@ class EpochCollectedError(BaseException):
     Args:
         loader: whose batches it collects.
         line: where, with the file's name.
-        is_repeated: whether that line is in a loop.
     """
 
-    def __init__(self, loader: DataLoader[Any], line: str, *, is_repeated: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], line: str) -> None:
         super().__init__(line)
         self.loader = loader
         self.line = line
-        self.is_repeated = is_repeated
 
 
 def check_collects(loader: DataLoader[Any], frame: FrameType) -> None:
     """Raise EpochCollectedError if `frame`, which requests a batch, does so to collect all of them."""
     if _COLLECTING.match(requesting_text(frame)):
         where = line_text(frame.f_code.co_filename, frame.f_lineno)
-        raise EpochCollectedError(loader, where, is_repeated=is_in_a_loop(frame))
+        raise EpochCollectedError(loader, where)

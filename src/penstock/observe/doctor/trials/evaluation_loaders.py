@@ -18,10 +18,9 @@ from typing import Any
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from penstock.core.object_attributes import attributes_of, has_attributes
-from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.core.user_code import is_users
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
 from penstock.observe.doctor.probes.frame_variables import may_keep_variables, variables_of
-from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 
 _EVALUATES = frozenset(
     {"val", "vali", "valid", "validate", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
@@ -54,7 +53,7 @@ class EvaluationLoaders:
         frame: FrameType | None = sys._getframe(1)
         modules: set[int] = set()
         while frame is not None:
-            if not frame.f_code.co_filename.startswith((PACKAGE_FOLDER, "<frozen", *NOT_THE_USERS)):
+            if is_users(frame.f_code.co_filename) or frame.f_code.co_filename in ("<string>", "<stdin>"):
                 self._note_variables_of(frame)
                 if id(frame.f_globals) not in modules:
                     modules.add(id(frame.f_globals))
@@ -117,6 +116,4 @@ def _find(
 
 def _is_users(value: Any) -> bool:
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
-    return (
-        has_attributes(value) and not isinstance(value, type) and bool(file) and not str(file).startswith(NOT_THE_USERS)
-    )
+    return has_attributes(value) and not isinstance(value, type) and bool(file) and is_users(str(file))

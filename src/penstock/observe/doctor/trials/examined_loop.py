@@ -5,8 +5,7 @@ The loop may be
     a DataLoader                       measured alone: what it costs, and what would make it faster
     a function that returns one        the same
     a pair (loader, step)              step(batch) is the training step; also a function that returns such a pair
-    any other function                 it is called, and its first training loop over a DataLoader is examined; where
-                                       it trains without one, its steps
+    any other function                 it is called, and its first training loop over a DataLoader is examined
 
 The function takes no arguments. It is ended from inside its loop when all trials are over. The first training loop is
 the first one with gradients; a function that only loops without them, and not for long, is called a second time.
@@ -39,6 +38,7 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
             "or a function that runs a training loop"
         )
     if callable(loop) and not isinstance(loop, DataLoader):
+        collected_at = ""
         try:
             with quiet_in_threads(), patch_iteration(scheduler):
                 returned = _call(loop)
@@ -46,19 +46,17 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
                     scheduler.accepts_any = True
                     returned = _call(loop)
         except EpochCollectedError as collected:
-            scheduler.collected_at, scheduler.collects_again = collected.line, collected.is_repeated
-            returned = collected.loader
+            collected_at, returned = collected.line, collected.loader
         if scheduler.later_epochs is not None and scheduler.later_epochs.is_running:
             scheduler.later_epochs.has_ended = True
             return
         if scheduler.is_over and not _is_loop(returned):
             raise TrialsDoneError
-        if scheduler.loader is None and scheduler.without_loader.began_at is not None and not _is_loop(returned):
-            return
         if not _is_loop(returned):
             _check_has_looped(scheduler, returned)
             return
         scheduler.reset()  # whatever it iterated over while it created the loader
+        scheduler.collected_at = collected_at
         loop = returned
     loader, step = loop if isinstance(loop, tuple) else (loop, None)
     if not isinstance(loader, DataLoader) or not (step is None or callable(step)):
@@ -92,12 +90,11 @@ def _is_loop(returned: Any) -> bool:
 
 def _check_has_looped(scheduler: TrialScheduler, returned: Any) -> None:
     if scheduler.loader is None:
-        steps = scheduler.without_loader.steps
-        made = f"its optimizer made only {steps} steps, too few or too quick to examine"
-        trained = f", and {made if steps else 'no optimizer of torch made a step'}"
+        steps = scheduler.optimizers.steps
+        made = f"its optimizers made {steps} steps" if steps else "no optimizer of torch made a step"
         raise OptionError(
-            f"the function returned {_describe_type(returned)} and looped over no DataLoader{trained}; return a "
-            "DataLoader or (loader, step), loop over one, or train for longer"
+            f"the function returned {_describe_type(returned)} and looped over no DataLoader, and {made}; return a "
+            "DataLoader or (loader, step), or loop over one"
         )
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 from penstock.core.package_folder import PACKAGE_FOLDER
-from penstock.observe.doctor.probes.source_lines import Function, extent, statements_at
-from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
+from penstock.core.user_code import is_users
+from penstock.observe.doctor.trials.statements import Function, extent, statements_at
 
 _OPTIMIZES = re.compile(r"optim", re.IGNORECASE)
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -52,7 +52,7 @@ def goes_on_to_optimize(frame: FrameType) -> bool:
 
 def users_frames(frame: FrameType | None) -> list[FrameType]:
     """Return those of `frames_of_program` that run code which was written for the program."""
-    return [one for one in frames_of_program(frame) if not one.f_code.co_filename.startswith(NOT_THE_USERS)]
+    return [one for one in frames_of_program(frame) if is_users(one.f_code.co_filename)]
 
 
 def _lines_below(frame: FrameType) -> list[str]:

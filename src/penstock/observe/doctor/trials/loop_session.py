@@ -2,15 +2,17 @@
 
 ```
  WARM_UP ──enough batches──▶ start all sources ──▶ TIMING ──window over──▶ next source ──time over──▶ TrialsDoneError
-    the loop's own loader;                           │  ▲
-    some steps are observed              interrupted ▼  │ next request
+    the loop's own loader:                           │  ▲
+    calls, leaks and lines of steps      interrupted ▼  │ next request
                                           window kept or discarded
 ```
+
+A window counts only batches that were made in it: those that its source's workers may have made ahead come first.
 """
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -23,19 +25,22 @@ from penstock.core.random_states import keep_states
 from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.probes.line_sampler import LineSampler
-from penstock.observe.doctor.probes.steps.memory_growth import MemoryWatch
+from penstock.observe.doctor.probes.steps.leak_watch import LEAST_STEPS, MOST_STEPS, LeakWatch
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
-from penstock.observe.doctor.step_results import MemoryGrowth
+from penstock.observe.doctor.step_results import KeptTensors
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
-from penstock.observe.doctor.trials.loop_frames import users_frames
-from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.stream_comparison import StreamComparison
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 from penstock.observe.doctor.trials.window_timer import WindowTimer
+
+_LEAKS, _LEAST_LEAKS = 0.2, 0.4
+"""Of the time, until when leaks are watched for, and until when for the fewest steps that show any."""
+_MOST_WARM_UP = 0.55
+"""Of the time, when the warm-up ends whatever was seen."""
 
 
 class _Phase(Enum):
@@ -56,8 +61,9 @@ class LoopSession:
         loader: what the loop iterates over.
         sources: the first is the loop's own loader.
         budget: the trials' time.
-        step_calls: observes some steps of the warm-up.
-        activity: observes the workers while the loop runs unchanged.
+        has_step: whether the loop does something with its batches.
+        one_thread: whether torch computes with one thread meanwhile: where other programs take the processors, its
+            threads wait for each other in every operation, and nothing else would be seen of a step.
     """
 
     def __init__(
@@ -65,36 +71,43 @@ class LoopSession:
         loader: DataLoader[Any],
         sources: Sequence[BatchSource],
         budget: TimeBudget,
-        step_calls: StepCallRecorder,
-        activity: WorkerActivityProbe,
+        *,
+        has_step: bool,
+        one_thread: bool = False,
     ) -> None:
         self.loader = loader
         self.batch: Any = None
-        self.watchdog = LoopWatchdog(budget)
         self.comparison = StreamComparison(loader)
         self.labels = LabelRecorder()
+        self.step_calls = StepCallRecorder()
+        self.activity = WorkerActivityProbe()
         self.is_complete = False
         """Whether all trials are over, and nothing but their time has ended them."""
-        self.step_lines = LineSampler()
+        self.lines = LineSampler()
         """Of the warm-up's steps, which are not timed."""
-        self._observed_lines = LineSampler()
-        """Of the first steps, and those whose calls are recorded, which makes small calls look dear."""
-        self.memory_growth: MemoryGrowth | None = None
-        """What the program keeps of every step; known when the trials are complete."""
-        self._memory = MemoryWatch()
+        self.kept: tuple[KeptTensors, ...] = ()
+        """What the program keeps of every step."""
+        self._leaks: LeakWatch | None = LeakWatch() if has_step else None
         self._budget = budget
-        self._step_calls = step_calls
-        self._activity = activity
+        self._has_step = has_step
+        self._threads = torch.get_num_threads()
+        self._has_one_thread = one_thread
         self._timer = WindowTimer(budget.clock)
-        self._rotation = SourceRotation(sources, budget, self.watchdog)
+        self._rotation = SourceRotation(sources, budget)
         self._phase = _Phase.WARM_UP
         self._interruption = _Interruption.NONE
         self._warm_up_batches = 0
         self._window_s = 0.0
+        self._made_ahead = 0
+        """How many more batches of this window may have been made before it."""
         self._has_started = False
+        self._waits_since = math.inf
+        self._longest_wait_s = 0.0
 
     def start(self) -> None:
         """Start what has to be started before the loop's first batch, which is the one that it gets without trials."""
+        if self._has_one_thread:
+            torch.set_num_threads(1)
         with keep_states(), _keep_generators(self.loader):
             self._rotation.start_processes_first()
         self._timer.restart()
@@ -107,17 +120,18 @@ class LoopSession:
             Exception: from the loop's own loader.
         """
         now = self._budget.clock()
-        self._step_calls.leave()
+        self._stop_looking()
         if self._interruption is not _Interruption.NONE:
             self._resume()
+        if self._timer.returned_at is None:  # a step that does not count is over
+            self._timer.restart()
         self._timer.on_request(now)
         self._advance(now)
-        requested_at = self._budget.clock()
-        self.watchdog.begin_wait(requested_at)
+        requested_at = self._waits_since = self._budget.clock()
         try:
             batch = self._draw()
         finally:
-            self.watchdog.end_wait()
+            self._waits_since = math.inf
             now = self._budget.clock()
             if self._rotation.current.startup_s is not None and not self._has_started:
                 self._has_started = True
@@ -125,32 +139,30 @@ class LoopSession:
                 self._budget.on_first_batch(now, THRESHOLDS.left_after_start)
                 self._timer.restart()
             self._timer.on_return(requested_at, now, self._rotation.current.start_s)
-        self.watchdog.note_batch(now - requested_at)
+        self._longest_wait_s = max(self._longest_wait_s, now - requested_at)
         if self._phase is _Phase.WARM_UP:
-            has_observed = self._step_calls.steps >= THRESHOLDS.observed_steps
-            if self._observes_step(now):
-                self._step_calls.enter(batch)
-            self._look_at_lines(self.step_lines if has_observed else self._observed_lines)
+            self._look(batch, self._budget.spent_s() / self._budget.seconds)
+        elif self._made_ahead:
+            self._made_ahead -= 1
+            self._timer.skip_step()
         return batch
 
-    def _look_at_lines(self, sampler: LineSampler) -> None:
-        self._stop_looking()
-        sampler.turn = self._warm_up_batches
-        sampler.start()
-
-    def _stop_looking(self) -> None:
-        self.step_lines.stop()
-        self._observed_lines.stop()
-
     def tick(self) -> None:
-        """Check the time and the workers; called by an alarm, between any two instructions of the loop.
+        """Check the time; called by a signal, between any two instructions of the loop.
 
         Raises:
-            TrialsDoneError: the time is over, or the workers hang.
+            TrialsDoneError: the time is over.
         """
-        self.watchdog.check(lambda: self._rotation.current.workers())
-        if self.watchdog.is_blocked() and self._rotation.stop_pausing():
-            self._discard_window()
+        now, limits = self._budget.clock(), THRESHOLDS
+        limit_s = self._budget.seconds * limits.overrun + limits.overrun_s
+        if not self._has_started:
+            limit_s = max(self._budget.seconds * limits.first_batch, limits.first_batch_s)
+        if self._budget.spent_s(now) > limit_s:
+            raise TrialsDoneError
+        # A wait far longer than any before may be for a lock that a paused worker has.
+        is_blocked = now - self._waits_since > max(limits.blocked_source_s, 3 * self._longest_wait_s)
+        if is_blocked and self._rotation.stop_pausing() and self._interruption is _Interruption.NONE:
+            self._interruption = _Interruption.WINDOW_DISCARDED
 
     def interrupt(self) -> None:
         """End the window here, because the program does something else, such as a validation."""
@@ -163,26 +175,49 @@ class LoopSession:
             self._keep_window(returned_at)
             self._interruption = _Interruption.WINDOW_KEPT
         else:
-            self._discard_window()
+            self._interruption = _Interruption.WINDOW_DISCARDED
 
     def trials(self) -> tuple[Trial, ...]:
         """Return what every source has shown."""
-        if self._timer.batches and not self._rotation.has_windows:  # the warm-up, or the time, was over before one was
+        if self._timer.batches and not self._rotation.has_windows and not self._made_ahead:  # the time was over before
             self._keep_window(self._timer.requested_at)
         return self._rotation.trials()
 
     def rest(self) -> None:
         """Stop the workers of the source that has fed the loop last."""
-        self._rotation.rest()
+        self._rotation.current.pause()
 
     def close(self) -> None:
         """Close all sources."""
         self._stop_looking()
         self._rotation.close()
+        if self._has_one_thread:
+            self._has_one_thread = False
+            torch.set_num_threads(self._threads)
 
-    def _discard_window(self) -> None:
-        if self._interruption is _Interruption.NONE:
-            self._interruption = _Interruption.WINDOW_DISCARDED
+    def _look(self, batch: Any, spent: float) -> None:
+        """Choose what is looked at in a step of the warm-up: its calls, what it leaves behind, or its lines."""
+        if not self._has_step:
+            self.lines.start()
+            return
+        first = 1 if spent > 1 / 8 else THRESHOLDS.warm_up_batches
+        leaks = self._leaks
+        if self._warm_up_batches >= first and self.step_calls.steps < THRESHOLDS.observed_steps:
+            self.step_calls.enter(batch)
+        elif self.step_calls.steps >= THRESHOLDS.observed_steps and leaks is not None:
+            if (leaks.steps < MOST_STEPS and spent < _LEAKS) or (leaks.steps < LEAST_STEPS and spent < _LEAST_LEAKS):
+                leaks.enter()
+            else:
+                self.kept, self._leaks = leaks.result(), None
+        if self._leaks is None:
+            self.lines.turn = self._warm_up_batches
+            self.lines.start()
+
+    def _stop_looking(self) -> None:
+        self.step_calls.leave()
+        self.lines.stop()
+        if self._leaks is not None:
+            self._leaks.leave()
 
     def _resume(self) -> None:
         """Start a window at the first request after an interruption."""
@@ -192,18 +227,17 @@ class LoopSession:
         if was_kept:
             self._next_window()
         else:
-            self._timer.restart()
+            self._made_ahead = self._rotation.current.prefetch_limit  # made while the program did something else
 
     def _advance(self, now: float) -> None:
         """Start the next window if this one is over; end the loop after the last one."""
         if self._phase is _Phase.WARM_UP:
             if self._is_warm(now):
                 self._begin_timing()
-        elif self._timer.batches and self._timer.elapsed_s(now) >= self._window_s:
+        elif self._timer.batches >= THRESHOLDS.window_batches and self._timer.elapsed_s(now) >= self._window_s:
             self._keep_window(now)
             if self._budget.spent_s(now) > self._budget.seconds and not self._rotation.lacks_free_loading:
                 self.is_complete = True
-                self.memory_growth = self._memory.result(users_frames(sys._getframe()))
                 raise TrialsDoneError
             self._next_window()
 
@@ -212,28 +246,19 @@ class LoopSession:
         if self._timer.returned_at is None:
             return False
         self._warm_up_batches += 1
-        spent_s, seconds = self._budget.spent_s(now), self._budget.seconds
-        has_enough = self._warm_up_batches >= THRESHOLDS.warm_up_batches + THRESHOLDS.observed_steps
-        has_looked = self.step_lines.looks >= THRESHOLDS.line_looks
-        if spent_s < seconds / 4:
-            return has_enough and has_looked and not self.comparison.lacks_batches and spent_s > seconds / 10
-        if self._step_calls.steps >= THRESHOLDS.observed_steps and not has_looked and spent_s < seconds / 3:
-            return False
-        has_observed = self._step_calls.steps > 0 and not self.comparison.lacks_batches
-        return has_observed or spent_s > 0.75 * seconds
-
-    def _observes_step(self, now: float) -> bool:
-        """Return whether the calls of the next step are recorded: after the warm-up, and sooner if steps are slow."""
-        is_slow = self._budget.spent_s(now) > self._budget.seconds / 8
-        first = 1 if is_slow else THRESHOLDS.warm_up_batches
-        return self._warm_up_batches >= first and self._step_calls.steps < THRESHOLDS.observed_steps
+        if self._warm_up_batches == self._rotation.current.prefetch_limit:
+            self._timer.restart()
+        spent = self._budget.spent_s(now) / self._budget.seconds
+        has_observed = not self._has_step or self.step_calls.steps >= THRESHOLDS.observed_steps
+        has_enough = self._warm_up_batches >= THRESHOLDS.warm_up_batches and not self.comparison.lacks_batches
+        has_looked = self._leaks is None and self.lines.looks >= THRESHOLDS.line_looks
+        return (has_observed and has_enough and has_looked) or spent > _MOST_WARM_UP
 
     def _begin_timing(self) -> None:
         self._stop_looking()
-        if self.step_lines.looks < min(THRESHOLDS.line_looks, self._observed_lines.looks):
-            self.step_lines = self._observed_lines
-        batch_s = self._timer.elapsed_s(self._budget.clock()) / self._warm_up_batches
-        self._rotation.time_epoch_starts(batch_s)
+        if self._leaks is not None:
+            self.kept, self._leaks = self._leaks.result(), None
+        batch_s = self._timer.elapsed_s(self._budget.clock()) / max(1, self._timer.batches)
         self._rotation.start_others(self.batch, batch_s)
         windows = len(self._rotation.live) * THRESHOLDS.windows_per_source
         self._window_s = max(THRESHOLDS.window_s, self._budget.left_s() / windows)
@@ -242,10 +267,10 @@ class LoopSession:
 
     def _next_window(self) -> None:
         self._rotation.advance()
+        self._made_ahead = self._rotation.current.prefetch_limit
         self._timer.skip_step()
         if self._rotation.current.name == AS_IS:
-            self._activity.start(self._rotation.current.workers())
-            self._memory.begin_window(users_frames(sys._getframe()))
+            self.activity.start(self._rotation.current.workers())
         self._timer.restart()
 
     def _keep_window(self, now: float) -> None:
@@ -253,8 +278,7 @@ class LoopSession:
             torch.accelerator.synchronize()  # the steps of this window are not over before the device is
             now = self._budget.clock()
         if self._rotation.current.name == AS_IS:
-            self._activity.stop()
-            self._memory.end_window(self._timer.batches, users_frames(sys._getframe()))
+            self.activity.stop()
         self._rotation.add_window(self._timer.window(now))
 
     def _draw(self) -> Any:

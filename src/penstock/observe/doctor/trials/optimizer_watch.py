@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -26,17 +27,23 @@ _MOST_VALUES = 20_000
 
 
 class OptimizerWatch:
-    """Knows whether there is an optimizer, while `patched`, and notes each of their steps.
+    """Knows whether there is an optimizer, and how many steps they have made, while `patched`."""
 
-    Args:
-        note_step: is called with an optimizer after its step.
-    """
-
-    def __init__(self, note_step: Callable[[Any], None]) -> None:
+    def __init__(self) -> None:
         self._has_made_one = False
+        self.steps = 0
+        self._first_step_at = 0.0
         self._earlier: list[weakref.ref[Any]] = []
         """Optimizers that were there before: a notebook's, or those of programs that have ended."""
-        self._note_step = note_step
+
+    def trains_without_loader(self, seconds: float) -> bool:
+        """Return whether optimizers have been at work for so long, of which the caller has seen no loop."""
+        return self.steps > 1 and time.perf_counter() - self._first_step_at > seconds
+
+    def _note_step(self) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            self._first_step_at = time.perf_counter()
 
     def precedes_training(self, frame: FrameType) -> bool:
         """Return whether the program of `frame` is to make an optimizer, and has none yet."""
@@ -58,7 +65,7 @@ class OptimizerWatch:
             make(own, *arguments, **named)
 
         optimizer.__init__ = make_noticed
-        hook = register_optimizer_step_post_hook(lambda own, *_: self._note_step(own))
+        hook = register_optimizer_step_post_hook(lambda *_: self._note_step())
         try:
             yield
         finally:

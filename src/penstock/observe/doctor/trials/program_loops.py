@@ -24,7 +24,7 @@ from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
-from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look, users_frames
+from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
@@ -42,11 +42,7 @@ class _ProgramIterator:
         self._loader = loader
         self._batches: Any = None
         self._later_batches = 0
-        self._single: Iterator[Any] | None = None
-        """What it gets where an evaluation of single samples is timed."""
         self._in_a_row = 0
-        self._handled = 0
-        """How many batches the program has handled, where this loop is not the examined one."""
         self._step = -1
         """The step of the examined loop in which a batch was requested last."""
         self._began: proc.ThreadTimes | None = None
@@ -64,12 +60,8 @@ class _ProgramIterator:
         if self._is_over:
             raise StopIteration
         if scheduler.ends_thread:
-            scheduler.step_calls.leave()  # in the thread that has entered it
+            scheduler.close()  # in the thread that is watched
             raise SystemExit  # of which no thread gives a traceback, even after Ctrl-C has ended the program
-        if self._batches is not scheduler:
-            dataset, length = type(self._loader.dataset).__name__, length_of(self._loader) or 0
-            scheduler.evaluation_graphs.look(dataset, length, users_frames(sys._getframe(1)), self._handled)
-            self._handled += 1
         if scheduler.goes_on and self._batches is not scheduler:
             return self._later_batch()
         if self._batches is not scheduler:
@@ -122,7 +114,8 @@ class _ProgramIterator:
 
     def _cut_short(self) -> None:
         scheduler, passes = self._scheduler, self._scheduler.repeated_passes
-        scheduler.interrupt()
+        if scheduler.session is not None:
+            scheduler.session.interrupt()
         if self._began is None:
             passes.note_pass(self._loader, scheduler.batches_requested)
             self._began = proc.thread_times()
@@ -131,6 +124,7 @@ class _ProgramIterator:
         passes.note_batches(self._loader, self._in_a_row, spent.busy_s / (self._in_a_row - _OTHER_LOOP_BATCHES))
         if passes.is_known(self._loader) or spent.wall_s > _WHOLE_LOOP_S:
             passes.note_cut(self._loader)
+            scheduler.note_cut(type(self._loader.dataset).__name__)
             raise StopIteration
 
     def _later_batch(self) -> Any:
@@ -138,12 +132,6 @@ class _ProgramIterator:
         later = self._scheduler.later_epochs
         assert later is not None
         is_own = later.belongs(self._loader)
-        if not is_own and self._single is None and not self._later_batches and is_in_for(sys._getframe(2)):
-            self._single = later.batches_of_single_samples(self._loader)
-        if self._single is not None:
-            later.has_others = True
-            with later.guard.suspended():
-                return next(self._single)
         if is_own and self._later_batches:
             later.note_step()
         self._later_batches += is_own or is_in_for(sys._getframe(2))
@@ -151,8 +139,8 @@ class _ProgramIterator:
             raise StopIteration
         with later.guard.suspended():
             if is_own:
-                later.add(self._loader, users_frames(sys._getframe(2)))
-                return copy_containers(self._scheduler.batch)
+                later.add(self._loader)
+                return copy_containers(self._scheduler.session.batch if self._scheduler.session is not None else None)
             later.has_others = True
             if self._batches is None:
                 return self._first_batch(later.epoch_length)

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from penstock.core.host import usable_cores
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, PINNED, TimingWindow, Trial, gain_between
+from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial, gain_between
 from penstock.observe.doctor.trials.batch_source import BatchSource, RepeatedBatchSource
-from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
-from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.time_budget import TimeBudget
+
+_ROUNDS = 2
+"""Of a source that is not worth starting for fewer: two rounds that agree are the least that shows a gain."""
 
 
 class SourceRotation:
     """Sources that feed one loop in rounds, a window each. Sources whose turn it is not are paused.
 
-    Where one thread of torch's is tried, the loop has one before the rounds begin, too: on a crowded machine threads
-    wait for each other in every operation, and nothing else would be seen of a step.
-
     Args:
         sources: the first is the loop's own loader.
         budget: the trials' time.
-        watchdog: is notified while sources start.
     """
 
-    def __init__(self, sources: Sequence[BatchSource], budget: TimeBudget, watchdog: LoopWatchdog) -> None:
+    def __init__(self, sources: Sequence[BatchSource], budget: TimeBudget) -> None:
         self._sources = list(sources)
         self._budget = budget
-        self._watchdog = watchdog
         self._round: list[BatchSource] = []
         self._windows: dict[str, list[TimingWindow]] = {}
         self._has_paused = False
         self._never_pauses = False
-        self._threads = torch.get_num_threads()
-        self._set_threads(1)
         self.current = self._sources[0]
 
     @property
@@ -54,27 +48,6 @@ class SourceRotation:
         """
         if self.current.runs_in_this_process:
             self._open([source for source in self.live[1:] if source.starts_processes])
-
-    def time_epoch_starts(self, batch_s: float) -> None:
-        """Begin some more epochs of the loop's own loader, where each starts its workers and that may matter.
-
-        What the dataset builds when it is first called, every epoch's workers build again; once a trial has called it
-        in this process, workers inherit that, and no window would show it.
-
-        Args:
-            batch_s: what the loop took for each batch so far.
-        """
-        own, start_s = self.current, self.current.startup_s or 0.0
-        length = length_of(own.loader) if own.starts_each_epoch and own.loader is not None else None
-        if length is None or start_s < THRESHOLDS.unseen_start_fraction * length * batch_s:
-            return
-        most_s = THRESHOLDS.epoch_starts_fraction * self._budget.left_s()
-        for _ in range(min(THRESHOLDS.epoch_starts, int(most_s / max(1e-9, start_s)))):
-            self._watchdog.begin_wait(self._budget.clock())
-            try:
-                own.begin_epoch()
-            finally:
-                self._watchdog.end_wait()
 
     def start_others(self, batch: Any, batch_s: float) -> None:
         """Start the other sources, while the loop's own loader is paused.
@@ -110,18 +83,14 @@ class SourceRotation:
 
     def advance(self) -> None:
         """Make the next source of the round the current one; begin the next round after the last."""
-        while True:
-            if not self._never_pauses:
-                self.current.pause()
-            self._round = [source for source in self._round if source.is_live]
-            if not self._round:
-                self._drop_hopeless()
-                self._round = self.live
-            self.current = self._round.pop(0)
-            self._set_threads(1 if self.current.name == ONE_THREAD else self._threads)
-            self.current.resume()
-            if self._drain(self.current):
-                return
+        if not self._never_pauses:
+            self.current.pause()
+        self._round = [source for source in self._round if source.is_live]
+        if not self._round:
+            self._drop_hopeless()
+            self._round = self.live
+        self.current = self._round.pop(0)
+        self.current.resume()
 
     def stop_pausing(self) -> bool:
         """Let all sources run from now on; return False if none has ever been paused, or they run already.
@@ -136,11 +105,6 @@ class SourceRotation:
             source.resume()
         return True
 
-    def rest(self) -> None:
-        """Stop the current source, after the last round; the program goes on with one thread if that was tried."""
-        self.current.pause()
-        self._set_threads(1)
-
     def trials(self) -> tuple[Trial, ...]:
         """Return what every source has shown."""
         return tuple(
@@ -148,8 +112,7 @@ class SourceRotation:
                 name=source.name,
                 line=source.line,
                 windows=tuple(self._windows.get(source.name, ())),
-                startup_s=source.fresh_start_s or source.restart_s or source.startup_s,
-                unseen_startup_s=max(0.0, (source.fresh_start_s or 0.0) - (source.restart_s or 0.0)),
+                startup_s=source.restart_s or source.startup_s,
                 failure=source.failure,
             )
             for source in self._sources
@@ -157,29 +120,23 @@ class SourceRotation:
 
     def close(self) -> None:
         """Close all sources."""
-        self._set_threads(self._threads)
         for source in self._sources:
             source.close()
-
-    def _set_threads(self, threads: int) -> None:
-        if any(source.name == ONE_THREAD for source in self._sources):
-            torch.set_num_threads(threads)
 
     def _drop_hopeless(self) -> None:
         """Give the time that is left to what can still matter: a change that loses twice is not tried a third time.
 
-        Nothing gains more than free loading would: where that gains nothing, nothing else is tried any longer, but for
-        pinned batches, which a step copies faster.
+        Nothing gains more than free loading would: where that gains nothing, nothing else is tried any longer.
         """
         before = self._timed(AS_IS)
         nothing_to_gain = False
         for source in self.live[1:]:
             gain = gain_between(before, self._timed(source.name))
-            if gain is None or gain.rounds < 2:
+            if gain is None or gain.rounds < _ROUNDS:
                 continue
             if source.name == FREE:
-                nothing_to_gain = gain.median < THRESHOLDS.hopeless_gain and gain.rounds > 2
-            elif gain.high < 1.0 or (nothing_to_gain and source.name != PINNED):
+                nothing_to_gain = gain.median < THRESHOLDS.hopeless_gain and gain.rounds > _ROUNDS
+            elif gain.high < 1.0 or nothing_to_gain:
                 source.retire()
 
     def _timed(self, name: str) -> Trial:
@@ -198,41 +155,28 @@ class SourceRotation:
             is_late = self._budget.spent_s() > self._budget.seconds * THRESHOLDS.start_deadline_fraction
             if source.starts_processes and is_late:
                 source.retire()
-            self._watchdog.begin_wait(self._budget.clock())
             _attempt(source, source.warm_up)
-            self._watchdog.end_wait()
             if not self._never_pauses:
                 source.pause()
                 self._has_paused = True
 
     def _retire_unaffordable(self, batch_s: float) -> None:
-        """Keep the first sources that can start, and get enough windows, in the time that is left."""
+        """Keep the first sources that can start, and get their windows, in the time that is left."""
         own, *others = self.live
-        windows_s = THRESHOLDS.least_windows * max(THRESHOLDS.window_s, batch_s)
-        left_s = self._budget.left_s() - windows_s
+        left_s = self._budget.left_s() - self._windows_s(own, batch_s)
         for source in others:
             starts = source.starts_processes and not source.is_open
             start_s = 0.0 if own.runs_in_this_process or not starts else own.startup_s or 0.0
-            cost_s = windows_s * _times_as_long(source, own) + start_s
+            cost_s = self._windows_s(source, batch_s) * _times_as_long(source, own) + start_s
             if isinstance(source, RepeatedBatchSource) or cost_s <= left_s:
                 left_s -= cost_s
             else:
                 source.retire()
 
-    def _drain(self, source: BatchSource) -> bool:
-        """Take out what a source had prefetched before its first turn; return whether it still works."""
-        if source.is_drained:
-            return True
-        source.is_drained = True
-        try:
-            for _ in range(source.prefetch_limit):
-                began = self._budget.clock()
-                source.next_batch()
-                if self._budget.clock() - began > THRESHOLDS.prefetched_batch_s:
-                    break
-        except Exception as error:
-            source.fail(error)
-        return source.is_live
+    def _windows_s(self, source: BatchSource, batch_s: float) -> float:
+        """Return what the rounds of a source take at least, with the batches that may have been made ahead of each."""
+        ahead = self._sources[0].prefetch_limit if source.starts_processes else 0
+        return _ROUNDS * max(THRESHOLDS.window_s, (ahead + THRESHOLDS.window_batches) * batch_s)
 
 
 def _times_as_long(source: BatchSource, own: BatchSource) -> float:
@@ -243,7 +187,7 @@ def _times_as_long(source: BatchSource, own: BatchSource) -> float:
 
 
 def _forks(loader: DataLoader[Any] | None) -> bool:
-    context = (loader.multiprocessing_context if loader is not None else None) or torch.multiprocessing
+    context = (loader.multiprocessing_context if loader is not None else None) or multiprocessing
     return bool(context.get_start_method() == "fork")
 
 

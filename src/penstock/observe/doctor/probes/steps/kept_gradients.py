@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.observe.doctor.probes.source_lines import line_text
-from penstock.observe.doctor.probes.steps.layer_use import numbers_of
+from penstock.core.user_code import line_text
+from penstock.observe.doctor.probes.steps.parameter_use import numbers_of
 from penstock.observe.doctor.step_results import StepCall
 
 _Line = tuple[str, int]

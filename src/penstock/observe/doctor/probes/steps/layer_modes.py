@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from penstock.observe.doctor.probes.steps.layer_use import called_modules, numbers_of
+from penstock.observe.doctor.probes.steps.parameter_use import called_modules, numbers_of
 
 _MODES = {
     functional.dropout: (2, True),

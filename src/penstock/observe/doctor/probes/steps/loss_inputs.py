@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.core.user_code import line_text
 from penstock.observe.doctor.probes.steps.layer_modes import argument
 from penstock.observe.doctor.step_results import StepCall
 

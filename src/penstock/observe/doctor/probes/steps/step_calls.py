@@ -1,44 +1,32 @@
-"""Calls inside a step that wait for the device, and copies that cannot overlap.
+"""What some steps do: calls that wait for the device, copies that cannot overlap, losses, gradients and updates.
 
-Some steps run under a `TorchFunctionMode`, which intercepts the tensor operations that Python calls. Those that torch's
-own code calls (its optimizers read step counters with `.item()`) are not counted: the user cannot change them.
+These steps run under a `TorchFunctionMode`, which intercepts the tensor operations that Python calls. Those that
+torch's own code calls (its optimizers read step counters with `.item()`) are not counted: the user cannot change them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import site
 import sys
-import sysconfig
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.core.user_code import is_users, line_text, users_frames
 from penstock.observe.doctor.contents.seen_labels import labels_of
 from penstock.observe.doctor.probes.batch_values import all_finite
-from penstock.observe.doctor.probes.frame_variables import variables_of
-from penstock.observe.doctor.probes.source_lines import line_text
-from penstock.observe.doctor.probes.steps.batch_preparation import BatchPreparation, CallTime
-from penstock.observe.doctor.probes.steps.batch_use import BatchUse
-from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
-from penstock.observe.doctor.probes.steps.denormals import Denormals
 from penstock.observe.doctor.probes.steps.kept_gradients import KeptGradients
-from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
 from penstock.observe.doctor.probes.steps.layer_modes import LayerModes
-from penstock.observe.doctor.probes.steps.layer_use import ACCUMULATE, LayerUse
 from penstock.observe.doctor.probes.steps.loss_inputs import LossInputs
-from penstock.observe.doctor.probes.steps.pair_differences import DistancesOfPairs
-from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
+from penstock.observe.doctor.probes.steps.parameter_use import ACCUMULATE, ParameterUse
 from penstock.observe.doctor.step_results import StepCall, StepCalls, WholeImages
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -54,8 +42,6 @@ _SYNCHRONIZING = {
 }
 _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.to, torch.Tensor.type})
 _SMALLER = (torch.float32, torch.float16, torch.bfloat16)
-NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
-"""Folders of code that was not written for this program."""
 
 _DEBUGGING: dict[str, Callable[[], bool]] = {
     "torch.autograd.set_detect_anomaly(True)": torch.is_anomaly_enabled,
@@ -68,6 +54,9 @@ _DEBUGGING: dict[str, Callable[[], bool]] = {
 _CHANNELS = (1, 3, 4)
 _LOOKED_AT = 8
 """Images of a batch."""
+_MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+"""Of ImageNet's images, from 0 to 1; see torchvision's pretrained models."""
+_ROUNDING = 0.02
 
 _Place = tuple[str, str, int]
 
@@ -81,25 +70,19 @@ class StepCallRecorder:
         self._pageable_copies: dict[_Place, Counter[int]] = {}
         self._double_casts: dict[_Place, Counter[int]] = {}
         self._mode: _RecordingMode | None = None
-        self._hook: RemovableHandle | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._optimized_by: FrameType | None = None
+        """The function of the program's that has called an optimizer, while that is at work."""
         self._images: dict[int, WholeImages | None] = {}
         self._labels: set[int] = set()
         self._uses_labels = False
         self._has_gaps = False
         self._leaves_gaps_out: bool | None = None
         self._trains = False
-        self._graphs = KeptGraphs()
-        self._lines = TrainingLines()
-        self._preparation = BatchPreparation()
-        self._batch_use = BatchUse()
-        self.constant_lines = ConstantLines()
-        self._layers = LayerUse()
+        self._weight_use = ParameterUse()
         self._modes = LayerModes()
         self._losses = LossInputs()
         self._kept = KeptGradients()
-        self._pairs = DistancesOfPairs()
-        self._denormals = Denormals()
-        self._calls: Counter[tuple[str, int]] = Counter()
         self._debugged_by: tuple[str, ...] = ()
 
     @property
@@ -115,18 +98,14 @@ class StepCallRecorder:
             self._has_gaps = not all_finite(batch)
             labels = labels_of(batch)
             self._labels = set() if labels is None else {labels.data_ptr()}
-        self._layers.begin_step()
         self._losses.begin_step()
-        with contextlib.suppress(Exception):  # of objects that cannot be asked for their class
-            self._lines.begin_step(batch)
-            self._preparation.begin_step(batch)
-            self.constant_lines.begin_step(batch)
-        with contextlib.suppress(Exception):
-            self._batch_use.begin_step(batch)
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
-        self._hook = register_optimizer_step_pre_hook(self._note_optimizer)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._begin_update),
+            register_optimizer_step_post_hook(self._end_update),
+        ]
 
     def trained_models(self) -> tuple[torch.nn.Module, ...]:
         """Return the modules in training mode that the program trains, as far as that mode changes what they do."""
@@ -142,21 +121,22 @@ class StepCallRecorder:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            if self._hook is not None:
-                self._hook.remove()
-            self._pairs.end_step()
+            for hook in self._hooks:
+                hook.remove()
+            self._end_update()
             self._losses.end_step()
             with contextlib.suppress(Exception):
-                self._batch_use.end_step()
-                self._preparation.end_step()
-                self._lines.end_step()
-                self._layers.end_step()
-                self._kept.end_step(self._steps, self._layers.weights)
+                self._weight_use.end_step()
+                self._kept.end_step(self._steps, self._weight_use.weights)
 
-    def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    def _begin_update(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._optimized_by = next(users_frames(sys._getframe(1)), None)
         with contextlib.suppress(Exception):
-            self._layers.note_optimizer(optimizer)
+            self._weight_use.note_optimizer(optimizer)
             self._kept.note_optimizer(optimizer)
+
+    def _end_update(self, *_: object) -> None:
+        self._optimized_by = None
 
     def result(self) -> StepCalls:
         """Return the calls that every recorded step made."""
@@ -165,39 +145,21 @@ class StepCallRecorder:
             synchronizing=self._in_every_step(self._synchronizing),
             pageable_copies=self._in_every_step(self._pageable_copies),
             double_casts=self._in_every_step(self._double_casts),
-            computes_in_double=self._layers.computes_in_double,
-            double_parameters=self._layers.double_parameters,
-            parameters=self._layers.parameters,
-            weight_rows=tuple(sorted({one.shape[0] for one in self._layers.weights if one.ndim})),
-            optimized=self._layers.optimized,
-            untrained_parameters=self._layers.untrained(),
-            never_trained=self._layers.never_trained(),
-            left_out=self._layers.left_out(),
-            repeated_layers=self._layers.repeated(),
-            padded=self._layers.padded(),
-            backward_again=self._layers.backward_again(),
-            dense_embeddings=self._layers.dense_embeddings(),
-            pair_differences=self._pairs.result(),
-            denormals=self._denormals.result(self.steps, THRESHOLDS.denormal_fraction),
+            computes_in_double=self._weight_use.computes_in_double,
+            parameters=self._weight_use.parameters,
+            untrained_parameters=self._weight_use.untrained(),
+            never_trained=self._weight_use.never_trained(),
+            left_out=self._weight_use.left_out(),
+            updates_nothing=self._weight_use.updates_nothing,
             evaluates=self._modes.evaluates(),
             evaluates_whole=self._modes.evaluates_whole(),
             kept_gradients=self._kept.lines(self._steps),
             probabilities=self._losses.probabilities(),
             broadcast_losses=self._losses.broadcast(),
             whole_images=self._images_of_every_step(),
-            unused_fields=self._batch_use.result(),
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
             trains=self._trains,
-            graphs_held_by=self._graphs.holder,
-            training_lines=self._lines.texts(),
-            preparing=self._preparation.result(self._lines.texts(), self._lines.changed_memory),
-            keeping_lines=self._lines.keeping(),
-            averaging_lines=self._lines.averaging(),
-            updates=self._lines.updates,
-            takes_values=self._lines.takes_values,
-            observed_lines=self._lines.observed() if self._lines.has_values_of_python else None,
-            operations={line_text(*line): count / max(1, self._steps) for line, count in self._calls.items()},
             debugged_by=self._debugged_by,
         )
 
@@ -232,8 +194,6 @@ class StepCallRecorder:
     def note_loss(self, loss: Any) -> None:
         """Note that gradients are computed, and whether the loss of a batch with values that are not finite is."""
         self._trains = True
-        self._graphs.note_made(self._steps, loss)
-        self._graphs.note_backward(self._steps, _users_frames())
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
 
@@ -243,47 +203,18 @@ class StepCallRecorder:
 
     def note_gradients(self, *, are_computed: bool) -> None:
         """Note the gradients that parameters have, before and after others are computed."""
-        if not are_computed:
-            self._kept.before(self._layers.weights)
-            return
-        frame = next(_users_frames(), None)
-        line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        self._kept.after(self._layers.weights, line)
-
-    def note_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, spent: CallTime) -> None:
-        """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
-        self._graphs.note_made(self._steps, made)
-        frame = next(_users_frames(), None)
-        caller = _caller()
-        if caller is not None:
-            self._calls[caller.f_code.co_filename, caller.f_lineno] += 1
-        line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        optimizer = None if frame is None else _optimizer(frame)
-        is_optimizing = optimizer is not None
-        if optimizer is not None:
-            self._lines.note_optimizer(optimizer)
-        if not is_optimizing:
-            self._layers.note(func, args, kwargs, made, line, spent.wall_s)
-            self._modes.note(func, args, kwargs, made)
-            self._losses.note(func, args, kwargs, made, line, self._labels)
-            self._pairs.note(func, args, made, line)
-            self._denormals.note(made, line, self._steps)
-        if frame is None or line is None:
-            return
-        self.constant_lines.note(frame, (args, kwargs), made, spent.wall_s)
-        changed = args[0] if args and _changes_in_place(func) else None
-        calling = tuple((one.f_code.co_filename, one.f_lineno) for one in _users_frames())
-        updates = is_optimizing or self._layers.is_parameter(changed)
-        if func in ACCUMULATE or updates:
-            self._lines.note_training(calling, (args, kwargs) if updates else (), updates=updates)
+        if are_computed:
+            self._kept.after(self._weight_use.weights, _line_of(next(users_frames(sys._getframe(1)), None)))
         else:
-            is_from_elsewhere = self._lines.note(calling, (args, kwargs), made, changed, func=func)
-            self._preparation.note(line, func, args, kwargs, made, spent, is_from_elsewhere=is_from_elsewhere)
+            self._kept.before(self._weight_use.weights)
 
-    def note_use(self, operands: Any) -> None:
-        """Note what an operation is to compute with."""
-        self._batch_use.note(operands)
-        self._lines.note_use(operands)
+    def note_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        """Note what a line of the program computes of what, beside what an optimizer does."""
+        frame = next(users_frames(sys._getframe(1)), None)
+        if frame is None or frame is not self._optimized_by:  # a closure of the program's is none of the optimizer
+            self._weight_use.note(func, args, kwargs)
+            self._modes.note(func, args, kwargs, made)
+            self._losses.note(func, args, kwargs, made, _line_of(frame), self._labels)
 
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
         """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
@@ -295,8 +226,10 @@ class StepCallRecorder:
             self._labels.add(made.data_ptr())
 
     def _note(self, into: dict[_Place, Counter[int]], what: str) -> None:
-        frame = _caller()
-        if frame is not None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith((PACKAGE_FOLDER, torch.overrides.__file__)):
+            frame = frame.f_back
+        if frame is not None and is_users(frame.f_code.co_filename):
             place = what, frame.f_code.co_filename, frame.f_lineno
             into.setdefault(place, Counter())[self._steps] += 1
 
@@ -318,15 +251,12 @@ class _RecordingMode(TorchFunctionMode):
             return func(*args, **kwargs)
         with contextlib.suppress(Exception):  # a program has to go on, whatever its tensors cannot be asked for
             self._note_before(func, args, kwargs)
-        began, processor_s = time.perf_counter(), time.process_time()
         made = func(*args, **kwargs)
-        spent = CallTime(time.perf_counter() - began, time.process_time() - processor_s)
         with contextlib.suppress(Exception):
-            self._note_after(func, args, kwargs, made, spent)
+            self._note_after(func, args, kwargs, made)
         return made
 
     def _note_before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._recorder.note_use((args, kwargs))
         what = _SYNCHRONIZING.get(func)
         if what is not None and args and id(args[0]) not in self._of_the_host and _waits_for_device(func, args[0]):
             self._recorder.note_synchronizing(what)
@@ -341,9 +271,9 @@ class _RecordingMode(TorchFunctionMode):
         if func in ACCUMULATE:
             self._recorder.note_gradients(are_computed=False)
 
-    def _note_after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, spent: CallTime) -> None:
+    def _note_after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
         self._note_origin(made, (*args, *kwargs.values()))
-        self._recorder.note_call(func, args, kwargs, made, spent)
+        self._recorder.note_call(func, args, kwargs, made)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:
@@ -360,11 +290,8 @@ class _RecordingMode(TorchFunctionMode):
                 self._of_the_host.pop(id(made), None)
 
 
-def _changes_in_place(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return (
-        name in ("__set__", "__setitem__") or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-    )
+def _line_of(frame: FrameType | None) -> tuple[str, int] | None:
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_double(value: Any) -> bool:
@@ -372,15 +299,25 @@ def _is_double(value: Any) -> bool:
 
 
 def _whole_images(images: Any) -> WholeImages | None:
-    """Return what is known of a batch of images if all their values are whole numbers up to 255; else None."""
+    """Return what is known of a batch of images if all their values are whole numbers up to 255; else None.
+
+    So they may be behind a normalisation that is meant for values from 0 to 1.
+    """
     is_image = isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] in _CHANNELS
     if not is_image or not images.is_floating_point() or not images.numel():
         return None
-    some = images.detach()[:_LOOKED_AT].float()
-    low, high = (float(one) for one in some.aminmax())
-    if low < 0 or not THRESHOLDS.whole_image < high <= 255 or not bool((some == some.round()).all()):
-        return None
-    return WholeImages(shape=tuple(images.shape), dtype=str(images.dtype).removeprefix("torch."), low=low, high=high)
+    some = images.detach()[:_LOOKED_AT].float().cpu()
+    is_normalised = some.shape[1] == len(_MEAN) and float(some.max()) > THRESHOLDS.whole_image
+    before = some * _STD[:, None, None] + _MEAN[:, None, None] if is_normalised else some
+    for pixels, kind in ((some, False), (before, is_normalised)):
+        low, high = (float(one) for one in pixels.aminmax())
+        is_whole = bool(((pixels - pixels.round()).abs() <= (_ROUNDING if kind else 0.0)).all())
+        if low >= -_ROUNDING * kind and THRESHOLDS.whole_image < high <= 255 + _ROUNDING and is_whole:
+            shown = str(images.dtype).removeprefix("torch.")
+            return WholeImages(
+                shape=tuple(images.shape), dtype=shown, low=round(low), high=round(high), is_normalised=kind
+            )
+    return None
 
 
 def _waits_for_device(func: Any, tensor: torch.Tensor) -> bool:
@@ -396,35 +333,3 @@ def _is_pageable_copy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         any(isinstance(one, bool) for one in args[2:3]) and bool(args[2])
     )
     return bool(non_blocking) and source.device.type == "cpu" and not source.is_pinned()
-
-
-def _caller() -> FrameType | None:
-    """Return the calling frame, if it is the user's own code."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((PACKAGE_FOLDER, torch.overrides.__file__)):
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(NOT_THE_USERS):
-        return None
-    return frame
-
-
-def _users_frames() -> Iterator[FrameType]:
-    """Yield the functions of the user's own that run, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith((PACKAGE_FOLDER, "<", *NOT_THE_USERS)):
-            yield frame
-        frame = frame.f_back
-
-
-def _optimizer(frame: FrameType) -> torch.optim.Optimizer | None:
-    """Return the optimizer that is at work, called by a function of the user's or itself one."""
-    inner: FrameType | None = sys._getframe(1)
-    while inner is not None:
-        one = variables_of(inner).get("self")
-        if isinstance(one, torch.optim.Optimizer):
-            return one
-        if inner is frame:
-            return None
-        inner = inner.f_back
-    return None

@@ -12,9 +12,8 @@ see `write_guard`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,12 +24,10 @@ from torch.utils.data.distributed import DistributedSampler
 from penstock.loader.dataloader import DataLoader as PenstockLoader
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
-from penstock.observe.doctor.probes.steps.layer_use import numbers_of
-from penstock.observe.doctor.probes.steps.memory_growth import GraphsOfEpochs
-from penstock.observe.doctor.probes.steps.module_hooks import ModuleHooks
+from penstock.observe.doctor.probes.steps.parameter_use import numbers_of
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trials.epochs.single_passes import SinglePasses
 from penstock.observe.doctor.trials.epochs.write_guard import WriteGuard
+from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -39,8 +36,6 @@ _EPOCHS = 3
 _DRAWN = 256
 _TIME, _LEAST_S = 0.2, 0.5
 """Of the trials' time, what the program may take to begin its later epochs."""
-_LEAST_TIMED_S = 1.0
-"""What it has left when an evaluation is timed."""
 
 
 class LaterEpochs:
@@ -63,11 +58,6 @@ class LaterEpochs:
         self._is_same = True
         self._is_over = False
         self.guard = WriteGuard()
-        self.single_passes = SinglePasses(loader)
-        self._module_hooks: ModuleHooks
-        self.hooks: list[int] = []
-        """How many hooks modules have had: after the program's first epoch, and at the start of each later one."""
-        self.graphs = GraphsOfEpochs()
         self._trained: Sequence[torch.nn.Module] = ()
         self._weights: list[bytes | None] = []
         """Of each of them, numbers of its last parameter when the last epoch began."""
@@ -91,8 +81,6 @@ class LaterEpochs:
         self._until = self._clock() + self._limit_s
         self.is_running = True
         self._trained = trained
-        self._module_hooks = ModuleHooks()
-        self.hooks.append(self._module_hooks.count())
         self.guard.arm()
         return True
 
@@ -111,29 +99,18 @@ class LaterEpochs:
     @property
     def epoch_length(self) -> float:
         """Batches per epoch of the examined loader; 0 where it is not known."""
-        try:
-            return len(self._loader)
-        except (TypeError, NotImplementedError, ValueError):
-            return 0
+        return length_of(self._loader) or 0
 
-    def add(self, loader: DataLoader[Any], frames: Iterable[FrameType] = ()) -> None:
-        """Compare the order of an epoch that begins, and what the program keeps.
-
-        Args:
-            loader: of this epoch.
-            frames: the functions of the program that run, innermost first.
+    def add(self, loader: DataLoader[Any]) -> None:
+        """Compare the order of an epoch over `loader` that begins.
 
         Raises:
             TrialsDoneError: it was the last one to be compared.
         """
         self._epochs += 1
         self._weights = [_last(model) for model in self._trained]
-        self.graphs.look(frames)
         self._is_same = self._is_same and order_of(loader) == self._first
-        self.hooks.append(self._module_hooks.count())
-        is_looked_at = self._is_same or self.has_others or self.hooks[-1] > self.hooks[0]
-        is_seen = self._epochs >= _EPOCHS + self.single_passes.lacks_batches(_EPOCHS - 1)
-        if not is_looked_at or is_seen:
+        if not (self._is_same or self.has_others) or self._epochs >= _EPOCHS:
             self._is_over = True
             raise TrialsDoneError
 
@@ -141,13 +118,6 @@ class LaterEpochs:
         """Note that a step of a later epoch is over: a model that it has not changed may be one that is finished."""
         changed = [model for model, before in zip(self._trained, self._weights, strict=True) if _last(model) != before]
         self.evaluates |= bool(changed) and not any(model.training for model in changed)
-
-    def batches_of_single_samples(self, loader: DataLoader[Any]) -> Iterator[Any] | None:
-        """Return what another loop gets that is an evaluation of single samples, and is timed; else None."""
-        batches = self.single_passes.batches(loader, self._epochs, is_last=self._epochs >= _EPOCHS)
-        if batches is not None:
-            self._until = max(self._until, self._clock() + _LEAST_TIMED_S)
-        return batches
 
     def tick(self) -> None:
         """Raise TrialsDoneError if the program takes too long, or was to end and goes on."""

@@ -6,7 +6,6 @@ another program or connects to one, or writes through a library that Python cann
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -14,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.observe.doctor.probe_results import SavedStorages
-from penstock.observe.doctor.trials.epochs.saved_storages import measure_storages
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -48,8 +45,6 @@ class WriteGuard:
         self._thread = 0
         self._replaced: list[tuple[Any, str, Any]] = []
         self._writes_bytecode = True
-        self.saved: SavedStorages | None = None
-        """What a program has saved meanwhile, if that was far more than its tensors."""
 
     def arm(self) -> None:
         """Begin: of this thread, until `disarm`."""
@@ -60,7 +55,7 @@ class WriteGuard:
             original = getattr(module, name, None)
             if original is not None:
                 self._replaced.append((module, name, original))
-                save = self._leave_out if (module_name, name) in _SAVING else _end
+                save = _leave_out if (module_name, name) in _SAVING else _end
                 setattr(module, name, _guarded(original, save))
         self._writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         _armed.add(self._thread)
@@ -73,11 +68,6 @@ class WriteGuard:
         while self._replaced:
             module, name, before = self._replaced.pop()
             setattr(module, name, before)
-
-    def _leave_out(self, saved: Any = None, *_: Any, **options: Any) -> None:
-        """Save nothing, and note what it would have been."""
-        with contextlib.suppress(Exception):  # of objects that cannot be asked for their tensors
-            self.saved = self.saved or measure_storages(options.get("obj", saved))
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -98,6 +88,10 @@ def _guarded(write: Callable[..., Any], instead: Callable[..., None]) -> Callabl
         return instead(*arguments, **options)
 
     return write_if_allowed
+
+
+def _leave_out(*_: Any, **__: Any) -> None:
+    """Save nothing."""
 
 
 def _end(*_: Any, **__: Any) -> None:

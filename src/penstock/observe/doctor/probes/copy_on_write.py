@@ -22,12 +22,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.core.object_attributes import attributes_of
-from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.core.user_code import is_users
 from penstock.observe.doctor.probe_results import CopyOnWrite
 from penstock.observe.doctor.probes import proc
-from penstock.observe.doctor.probes.forked.forked_child import measure_in_child
+from penstock.observe.doctor.probes.forked_child import measure_in_child
 from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
-from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _WARM_UP_SAMPLES = 8
@@ -138,7 +137,7 @@ def _places(dataset: Any) -> Mapping[str, Any]:
     found = {f"self.{name}": value for name, value in _attributes(dataset).items()}
     for kind in map(type, _nested(dataset)):
         module = vars(sys.modules.get(kind.__module__, kind))
-        if not str(module.get("__file__") or "").startswith((PACKAGE_FOLDER, *NOT_THE_USERS)):
+        if is_users(str(module.get("__file__") or "train.py")):  # a notebook has no file
             around = [*vars(kind).items(), *module.items()]
             found.update((f"the lru_cache of {name}", value) for name, value in around if isinstance(value, _CACHE))
             kept = [(name, value) for name, value in module.items() if not name.startswith("__")]
