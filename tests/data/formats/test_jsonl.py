@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -412,3 +413,25 @@ def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:
             path.write_bytes(data)
             for one in outcomes(jsonl(path, max_record_nbytes=10_000)):
                 assert isinstance(one, dict | RecordError)
+
+
+def test_a_long_name_of_an_object_is_not_repeated_for_each_of_very_many_members(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    short = '{"a":{"b":1,"c":{"d":2}}}'
+    members = ",".join(f'"{number:x}":1' for number in range(10_000))
+    parts = ",".join(f'"{number}{"k" * 1000}":{{{members[:5000].rpartition(",")[0]}}}' for number in range(40))
+    path.write_text(f'{short}\n{{"{"k" * 100_000}":{{{members}}}}}\n{{{parts}}}\n')
+    tracemalloc.start()
+    found = outcomes(jsonl(path, max_record_nbytes=1 << 20))
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+    assert found[0] == {"a/b": 1, "a/c/d": 2}
+    assert ["names are longer than max_record_nbytes=1048576" in str(one) for one in found[1:]] == [True, True]
+
+
+def test_a_line_that_may_take_more_than_a_gibibyte_is_broken_by_default(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a":[' + b"[]," * (11 << 20) + b"1]}\n" + b'{"a":1}\n')
+    found = outcomes(jsonl(path))
+    assert "it is longer than max_record_nbytes=33554432" in str(found[0])
+    assert found[1] == {"a": 1}
