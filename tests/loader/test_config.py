@@ -29,14 +29,24 @@ def test_an_attribute_that_torch_lets_a_program_set_is_used_in_the_next_pass() -
     loader = DataLoader(range(4), 2)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
     loader.collate_fn = tuple
+    assert [*loader] == [(0, 1), (2, 3)]
     before = config_of(loader)
     assert [*loader] == [(0, 1), (2, 3)]
-    assert config_of(loader) is before
+    assert config_of(loader) is before  # nothing was set
     loader.num_workers, loader.prefetch_factor = 1, 2
-    assert config_of(loader).num_workers == 1
-    assert before.num_workers == 0
     assert [*loader] == [(0, 1), (2, 3)]
+    assert (before.num_workers, config_of(loader).num_workers) == (0, 1)
     assert loader.statistics().worker_type == "process"
+    object.__setattr__(loader, "batch_sampler", [[3], [0]])  # past torch's refusal
+    assert [*loader] == [(3,), (0,)]
+
+
+def test_a_state_that_is_taken_before_the_next_pass_knows_what_was_set() -> None:
+    loader = DataLoader(range(4), 2)
+    list(loader)
+    loader.num_workers, loader.prefetch_factor = 1, 2
+    loader.state_dict()
+    assert config_of(loader).num_workers == 1
 
 
 @pytest.mark.parametrize("name", ["batch_size", "sampler", "dataset", "drop_last"])

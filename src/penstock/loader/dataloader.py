@@ -49,8 +49,10 @@ _MOST_GATHERED_NBYTES = 8 << 20
 """Of a batch; gathering takes 1 or 2 ms for so many."""
 
 _TORCH_ATTRIBUTES = {
+    "dataset": "dataset",
     "sampler": "sampler",
     "batch_sampler": "batch_sampler",
+    "drop_last": "drop_last",
     "num_workers": "num_workers",
     "collate_fn": "collate_fn",
     "timeout": "timeout",
@@ -63,11 +65,10 @@ _TORCH_ATTRIBUTES = {
     "in_order": "in_order",
     "_IterableDataset_len_called": "announced_length",
 }
-"""Attributes of torch's loader and the fields of LoaderConfig that follow them: torch lets a program set most of these
-between two passes."""
+"""Attributes of torch's loader that its iterator reads, and the fields of LoaderConfig that follow them when a pass
+begins: torch lets a program set most of these between two passes, and some programs find a way past its refusal."""
 
-_REFUSED = ("dataset", "sampler", "batch_sampler", "drop_last")
-"""Attributes that torch does not let a program set, and that its iterator reads: some programs find a way."""
+_ORDERING = {"dataset", "sampler", "batch_sampler", "drop_last"}
 
 _CHECK_WORKERS = compile("check()", torch_module.__file__, "eval")
 """A line that is torch's to all who look at frames: the warning comes from there, and a program's filters meet it."""
@@ -85,7 +86,18 @@ def _pass_over_in_dynamo() -> None:
     """
     trace_rules = sys.modules[_TRACE_RULES]
     if hasattr(trace_rules, "add"):  # another version of torch may have another way
-        for folder in ("core", "data", "device", "distributed", "launch", "loader", "observe", "tune"):
+        for folder in (
+            "cluster",
+            "core",
+            "data",
+            "device",
+            "distributed",
+            "inference",
+            "launch",
+            "loader",
+            "observe",
+            "tune",
+        ):
             trace_rules.add(f"penstock.{folder}")
 
 
@@ -283,12 +295,6 @@ class DataLoader(TorchDataLoader[T_co]):
         self._penstock_runtime = LoaderRuntime(config=config, order=order, drawn=drawn, **carried)
         weakref.finalize(self, uninterrupted_finalizer(self._penstock_runtime.resources.close))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)  # torch refuses those that must not change
-        if _has_runtime(self) and (name in _TORCH_ATTRIBUTES or name == "pin_memory"):
-            runtime, changed = self._penstock_runtime, {_TORCH_ATTRIBUTES.get(name, name): getattr(self, name)}
-            runtime.config = replace(runtime.config, **changed)
-
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
         runtime = self.__dict__.get("_penstock_runtime")
@@ -314,6 +320,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Any:
         kept = self._iterator  # where workers persist
         if isinstance(kept, LoaderIterator):
+            follow_attributes(self)
             if why_torch_iterator(config_of(self), self):
                 kept._shutdown_workers()  # a patch that came since asks for torch's
                 self._iterator = None
@@ -322,7 +329,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        _follow_attributes(self)
+        follow_attributes(self)
         _leave_workers(self)
         reason = runtime_of(self).counters.fallback_reason = why_torch_iterator(config_of(self), self)
         if reason:
@@ -340,13 +347,21 @@ def _has_runtime(loader: DataLoader[Any]) -> bool:
     return True
 
 
-def _follow_attributes(loader: DataLoader[Any]) -> None:
-    """Take what was set past torch's refusal (Ultralytics sets a batch sampler): torch's iterator reads it anew."""
+def follow_attributes(loader: DataLoader[Any]) -> LoaderConfig:
+    """Return the loader's config, with the attributes that the program has set since the last pass."""
     runtime = runtime_of(loader)
-    config = runtime.config
-    changed = {name: value for name in _REFUSED if (value := getattr(loader, name)) is not getattr(config, name)}
+    config, changed = runtime.config, {}
+    for name, field in _TORCH_ATTRIBUTES.items():
+        value = getattr(loader, name)
+        if value is not getattr(config, field):
+            changed[field] = value
+    if bool(config.pin_memory) != loader.pin_memory:  # of which penstock knows more values than torch
+        changed["pin_memory"] = loader.pin_memory
     if changed:
-        runtime.config, runtime.drawn = replace(config, **changed), None
+        runtime.config = replace(config, **changed)
+        if not _ORDERING.isdisjoint(changed):
+            runtime.drawn = None
+    return runtime.config
 
 
 def _leave_workers(loader: DataLoader[Any]) -> None:
@@ -365,6 +380,7 @@ def _leave_workers(loader: DataLoader[Any]) -> None:
 
 def _make_in_this_process(loader: DataLoader[Any], reason: str, asked: int | None) -> None:
     loader.num_workers, loader.prefetch_factor = 0, None
+    follow_attributes(loader)
     asked_text = f"; the script asked for {asked}" if asked else ""
     counters = runtime_of(loader).counters
     counters.workers, counters.workers_reason = 0, f"auto: {reason}{asked_text}"
@@ -397,7 +413,7 @@ def _is_gathered(loader: DataLoader[Any]) -> bool:
 
 
 def config_of(loader: DataLoader[Any]) -> LoaderConfig:
-    """Return a loader's arguments as they are now: another object after one of torch's attributes was set."""
+    """Return a loader's arguments as they were when its last pass began; see `follow_attributes`."""
     return loader._penstock_runtime.config
 
 
@@ -450,8 +466,8 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
     if config.num_workers == 0:
         if config.start_method != "fork":
             return
-        loader.num_workers = auto_workers()
-        loader.prefetch_factor = 2
+        loader.num_workers, loader.prefetch_factor = auto_workers(), 2
+        follow_attributes(loader)
     fixed = loader.num_workers
     most = max(fixed, min(_MOST_WORKERS, cores_of_rank()))
     most_waiting = max(most, MOST_WAITING_WORKERS)

@@ -12,7 +12,7 @@ from penstock.core.signals.stop_signals import STOP_SIGNALS
 from penstock.core.units import to_epoch
 from penstock.distributed.stop_requests import StopRequests
 from penstock.loader import dataloader
-from penstock.loader.dataloader import T_co, config_of, runtime_of
+from penstock.loader.dataloader import T_co, config_of, follow_attributes, runtime_of
 from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.state_dict import load_state_dict, state_dict_of
 
@@ -90,7 +90,7 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         return False
 
     def _check_has_state(self) -> None:
-        if config_of(self).is_datapipe:
+        if follow_attributes(self).is_datapipe:
             raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
         if reason := why_torch_iterator(config_of(self), self):
             raise StateError(f"this loop has no state, because torch's iterator runs it: {reason}")

@@ -10,7 +10,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.loader import stateful_loader
 from penstock.loader.dataloader import DataLoader as PenstockLoader
-from penstock.loader.dataloader import config_of
+from penstock.loader.dataloader import follow_attributes
 
 
 def build_variant(loader: DataLoader[Any], *, penstock: bool | None = None, **changes: Any) -> DataLoader[Any]:
@@ -18,7 +18,8 @@ def build_variant(loader: DataLoader[Any], *, penstock: bool | None = None, **ch
     is_penstock = isinstance(loader, PenstockLoader) if penstock is None else penstock
     own = {}
     if isinstance(loader, PenstockLoader):
-        own = {"pin_memory": config_of(loader).pin_memory, **config_of(loader).own_arguments()}
+        config = follow_attributes(loader)
+        own = {"pin_memory": config.pin_memory, **config.own_arguments()}
     options: dict[str, Any] = {
         "dataset": loader.dataset,
         "num_workers": loader.num_workers,
