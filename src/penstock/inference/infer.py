@@ -19,7 +19,7 @@ from penstock.device.base import CompletedEvent
 from penstock.inference.live_source import LiveBatches
 from penstock.loader.counters import Counters
 from penstock.loader.dataloader import DataLoader, config_of
-from penstock.loader.to_device.prefetch import HostBatches, Prefetcher
+from penstock.loader.to_device.prefetch import BatchSource, Prefetcher
 from penstock.loader.transport.arena import ALIGNMENT, Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
@@ -86,7 +86,7 @@ def _infer(
         _Batches(source) if batch_size is None else LiveBatches(source, batch_size, max_latency_s, collate_fn)
     )
     is_on_device = isinstance(source, DataLoader) and config_of(source).arrives_on_device
-    ahead: HostBatches | Prefetcher = batches
+    ahead: BatchSource = batches
     if not (device.is_host or is_on_device):
         ahead = Prefetcher(batches, device, budget_nbytes=1 << 30, counters=Counters())
     results = _Results(device)
@@ -119,7 +119,7 @@ def _infer(
             raise ended
     finally:
         ended = failed = None
-        if isinstance(ahead, Prefetcher):
+        if ahead is not batches:
             ahead.close()
         batches.close()
         results.close()

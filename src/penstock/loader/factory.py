@@ -53,14 +53,18 @@ class Pipeline:
     """Where the loop takes its batches: the prefetcher, or the scheduler itself."""
     finish_pinning: Callable[[Any], Any] | None
     """Pins what of a batch does not lie in a pinned slot."""
-    stop_workers: Callable[[], object]
-    """Stops the workers; batches that were handed out stay valid. It holds the pool, not the scheduler: a scheduler may
-    keep an exception, whose frames refer to the iterator, and a finalizer that held it would keep that alive."""
+
+    @property
+    def stop_workers(self) -> Callable[[], object]:
+        """Stops the workers; batches that were handed out stay valid. It holds the pool, not the scheduler: a scheduler
+        may keep an exception, whose frames refer to the iterator, and a finalizer that held it would keep that alive.
+        """
+        return self.scheduler.close
 
     @property
     def pool(self) -> Pool | None:
         """The workers; None where batches are made in this process."""
-        return self.scheduler.pool if isinstance(self.scheduler, Scheduler) else None
+        return self.scheduler.pool
 
     @property
     def processes(self) -> list[Any]:
@@ -95,8 +99,7 @@ def build_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochSta
     pipeline = _kept_pipeline(config, runtime, epoch)
     if pipeline is None:
         pipeline = _new_pipeline(config, runtime, epoch)
-    is_direct = isinstance(pipeline.scheduler, DirectScheduler) and not pipeline.copies_ahead
-    if is_direct and not config.is_distributed:
+    if pipeline.scheduler.may_be_kept and not pipeline.copies_ahead and not config.is_distributed:
         runtime.kept = config, pipeline
     return pipeline
 
@@ -138,12 +141,7 @@ def _new_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochStat
         scheduler=scheduler,
         batches=batches,
         finish_pinning=pinning.finish,
-        stop_workers=scheduler.close if isinstance(scheduler, Scheduler) else _nothing_to_stop,
     )
-
-
-def _nothing_to_stop() -> None:
-    """There are no workers."""
 
 
 def _inline_scheduler(

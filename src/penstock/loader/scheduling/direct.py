@@ -42,6 +42,8 @@ class DirectScheduler(InlineScheduler):
         busy_time: measures the batches of all passes, as does `batch_bytes`.
     """
 
+    may_be_kept = True
+
     def __init__(
         self, *arguments: Any, trial: SlotTrial, busy_time: BusyTime, batch_bytes: BatchBytes, **others: Any
     ) -> None:

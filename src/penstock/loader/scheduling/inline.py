@@ -27,6 +27,10 @@ _NOTHING = np.empty(0, np.uint8)
 class InlineScheduler:
     """Makes each batch when it is asked for. Reuse alone is most of the gain: a fresh batch costs its page faults."""
 
+    pool = None
+    may_be_kept = False
+    """Whether the next pass may begin with this object, for all that a program can tell."""
+
     def __init__(self, worker_spec: WorkerSpec, ring: Ring, counters: Counters) -> None:
         self._worker_spec = worker_spec
         self._ring = ring
@@ -126,6 +130,10 @@ class InlineScheduler:
         if not self._worker_spec.iterable:
             return self._number >= 0
         return fetcher.samples.has_ended or fetcher.samples.position != shard.state[2]
+
+    @staticmethod
+    def close() -> None:
+        """Do nothing: there are no workers. Without a reference to this object, which a finalizer would keep alive."""
 
     def try_next(self) -> tuple[Any] | None:
         """Return None: making a batch now would delay the step that is about to start."""

@@ -41,6 +41,8 @@ class Scheduler:
     calls as well. After any other exception than the dataset's own, only `close` may follow.
     """
 
+    may_be_kept = False
+
     def __init__(
         self,
         *,

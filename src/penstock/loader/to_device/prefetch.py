@@ -42,10 +42,10 @@ _TIMED_EVERY = 64
 """In one of so many steps the device's wait for its batch is timed; the first is the ninth."""
 
 
-class HostBatches(Protocol):
-    """Where the batches come from; see `Scheduler` and `InlineScheduler`.
+class BatchSource(Protocol):
+    """What batches come from: a scheduler with workers or without, a live source, the prefetcher before any of them.
 
-    The prefetcher calls both methods, in the thread that iterates. Each returns a host batch, or an `InSlot`.
+    All methods are called in the thread that iterates. Before a prefetcher a batch may be an `InSlot`.
     """
 
     def next_batch(self) -> Any:
@@ -53,7 +53,12 @@ class HostBatches(Protocol):
         ...
 
     def try_next(self) -> tuple[Any] | None:
-        """Return the next batch, in a tuple, if there is one without waiting."""
+        """Return the next batch, in a tuple, if there is one without waiting; raises as `next_batch` does."""
+        ...
+
+    @property
+    def close(self) -> Callable[[], object]:
+        """Ends what is under way; batches that were handed out stay valid."""
         ...
 
 
@@ -112,7 +117,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        source: HostBatches,
+        source: BatchSource,
         device: Device,
         *,
         budget_nbytes: int,

@@ -122,6 +122,9 @@ class _RepeatedBatch:
     def try_next(self) -> tuple[torch.Tensor]:
         return (self.next_batch(),)
 
+    def close(self) -> None:
+        """Nothing is under way."""
+
 
 def _time_steps(device: Device, slot: torch.Tensor, copy_s: float) -> dict[str, float]:
     """Time training steps that compute for about `copy_s` on an accelerator, fed in three ways."""
