@@ -6,5 +6,5 @@
 - `collective_count`: whether this rank has taken part in a collective since some moment.
 - `rank_news`: messages from one rank to all, in one order, for few requests.
 - `failure_alarm`: one rank whose loader fails stops all others.
-- `stop_agreement`, `stop_requests`: all ranks stop at the same step when one gets a signal.
+- `stop_agreement`: all ranks stop at the same step when one gets a signal.
 """

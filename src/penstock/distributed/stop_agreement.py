@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from penstock.core.errors import OptionError, RankError
 from penstock.core.ranks import Ranks
+from penstock.core.signals.stop_signals import StopSignals
 from penstock.distributed.rank_news import Message, RankNews, rank_news
 
 _STOP, _STOP_AT = "stop", "stop-at"
@@ -175,3 +177,35 @@ def stop_agreement() -> StopAgreement | None:
         store: Any = _get_default_store()
         _agreement = (news, StopAgreement(news, store.timeout.total_seconds()))
     return _agreement[1]
+
+
+class StopRequests:
+    """Watches signals, and has all ranks stop at the same step.
+
+    Args:
+        signals: to watch.
+
+    Raises:
+        OptionError: see `StopSignals` and `stop_agreement`.
+    """
+
+    def __init__(self, signals: Iterable[int]) -> None:
+        self._agreement: StopAgreement | None = stop_agreement()
+        self._signals = StopSignals(signals, self._ask)
+
+    def is_requested(self) -> bool:
+        """Return whether to stop: once for each step, on all ranks."""
+        self._agreement = stop_agreement()
+        if self._agreement is None:
+            return self._signals.noted
+        if self._signals.noted:
+            self._ask()
+        return self._agreement.should_stop()
+
+    def close(self) -> None:
+        """Restore the signal handlers of before."""
+        self._signals.close()
+
+    def _ask(self) -> None:
+        if self._agreement is not None:
+            self._agreement.ask()

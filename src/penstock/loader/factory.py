@@ -108,7 +108,12 @@ def _kept_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochSta
     """Return the parts of the pass before, if they do for this one and that has ended, or was left."""
     kept, runtime.kept = runtime.kept, None
     before = runtime.counters.loop() if runtime.counters.loop is not None else None
-    if kept is None or kept[0] is not config or not (before is None or before.is_over) or not _is_plain(config, epoch):
+    if (
+        kept is None
+        or kept[0] is not config
+        or not (before is None or before.is_over)
+        or not _has_only_torchs_options(config, epoch)
+    ):
         return None
     pipeline: Pipeline = kept[1]
     _begin_inline(pipeline.scheduler, epoch)
@@ -153,7 +158,7 @@ def _inline_scheduler(
     if config.timeout != 0:
         raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
     arguments = config.worker_spec, ring, runtime.counters
-    if pinning.is_needed or not _is_plain(config, epoch):
+    if pinning.is_needed or not _has_only_torchs_options(config, epoch):
         inline = InlineScheduler(*arguments)
     else:
         inline = DirectScheduler(
@@ -170,7 +175,7 @@ def _begin_inline(inline: Any, epoch: EpochState) -> None:
     epoch.read_shards_with(inline.current_shard)
 
 
-def _is_plain(config: LoaderConfig, epoch: EpochState) -> bool:
+def _has_only_torchs_options(config: LoaderConfig, epoch: EpochState) -> bool:
     """Return whether nothing was asked for but torch's batches."""
     is_one_stream = not config.is_iterable or (len(epoch.shards) == 1 and not epoch.shards[0].of)
     collates_into_slots = hasattr(config.collate_fn, "collate_into")

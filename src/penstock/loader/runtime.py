@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.stats import LoaderStatistics, RingCounts
-from penstock.distributed.stop_requests import StopRequests
+from penstock.distributed.stop_agreement import StopRequests
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
@@ -16,8 +16,8 @@ from penstock.loader.counters import Counters
 from penstock.loader.sampling.order import Order
 from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch_bytes import BatchBytes
+from penstock.loader.scheduling.direct import SlotTrial
 from penstock.loader.scheduling.dispatch_policy import Dispatch
-from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.transport.ring import Ring
 from penstock.loader.workers.busy_time import BusyTime
 

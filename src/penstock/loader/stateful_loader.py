@@ -10,7 +10,7 @@ from typing import Any
 from penstock.core.errors import OptionError, StateError
 from penstock.core.signals.stop_signals import STOP_SIGNALS
 from penstock.core.units import to_epoch
-from penstock.distributed.stop_requests import StopRequests
+from penstock.distributed.stop_agreement import StopRequests
 from penstock.loader import dataloader
 from penstock.loader.dataloader import T_co, config_of, follow_attributes, runtime_of
 from penstock.loader.fallback import why_torch_iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.loader.scheduling.slot_trial import SlotTrial
+from penstock.loader.scheduling.direct import SlotTrial
 
 
 def after(trial: SlotTrial, batches: int, *, in_slots: float, fresh: float) -> bool:
