@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch._utils import ExceptionWrapper
 
 from penstock.core.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena
-from penstock.loader.workers.batch_fetcher import BatchFetcher
-from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard
+from penstock.loader.workers.task import Result, Task
+from penstock.loader.workers.worker import Worker
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 
@@ -40,7 +40,8 @@ class FakePool:
         """The names of the methods that begin and end something, in the order in which they were called."""
         self._crash_on = Counter(crash_on or {})
         self._silent = silent
-        self._fetcher = BatchFetcher(worker_spec, in_training_process=True)
+        self._worker = Worker(0, "in the fake pool", codec.encode, _enlarge, worker_spec)
+        self._worker.begin_epoch({})
         self._tasks: deque[Task] = deque()
 
     def start(self, shards: Sequence[StreamShard]) -> None:
@@ -65,7 +66,7 @@ class FakePool:
     def submit(self, task: Task) -> None:
         self._tasks.append(task)
 
-    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+    def collect(self, timeout_s: float | None) -> list[Result | WorkerCrash]:
         if not self._tasks or self._silent:
             return []
         task = self._tasks.popleft()
@@ -76,24 +77,10 @@ class FakePool:
                 return [WorkerCrash(worker, 1, "is killed by the test.", [task], task, row)]
         return [self._make(task, worker)]
 
-    def _make(self, task: Task, worker: int) -> TaskResult:
-        result = TaskResult(task.seq, worker, task)
+    def _make(self, task: Task, worker: int) -> Result:
         assert task.slot is not None
-
-        def enlarge(needed: int) -> Arena:
-            result.oversize = PrivateSegment(round_up(needed, PAGE))
-            return Arena(np.frombuffer(result.oversize.memory, np.uint8))
-
-        arena = Arena(np.frombuffer(task.slot.memory, np.uint8))
-        try:
-            fetched = self._fetcher.make(task.indices, arena, enlarge=enlarge)
-        except Exception:  # noqa: BLE001  the dataset runs here
-            result.error = ExceptionWrapper(where="in the fake pool")
-            return result
-        assert fetched.arena is not None
-        result.samples = fetched.samples
-        result.envelope = codec.encode(fetched.batch, fetched.arena)
-        result.nbytes = fetched.arena.used
+        result = self._worker.run_task(task, Arena(np.frombuffer(task.slot.memory, np.uint8)))
+        result.worker, result.task = worker, task
         return result
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
@@ -113,3 +100,8 @@ class FakePool:
 
     def snapshot(self) -> PoolSnapshot:
         return PoolSnapshot(working=min(self.size, len(self._tasks)))
+
+
+def _enlarge(needed: int, result: Result) -> Arena:
+    result.oversize = PrivateSegment(round_up(needed, PAGE))
+    return Arena(np.frombuffer(result.oversize.memory, np.uint8))

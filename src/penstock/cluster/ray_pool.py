@@ -22,9 +22,10 @@ from penstock.cluster.task_queue import TaskQueue
 from penstock.core.errors import UnpicklableError
 from penstock.core.shared_segment import SharedSegment
 from penstock.data.stream import Stream
-from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
-from penstock.loader.workers.worker_context import WorkerOptions
+from penstock.loader.workers.task import Result, Task
+from penstock.loader.workers.worker import WorkerOptions
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _LEAVE_S = 5.0
@@ -104,7 +105,7 @@ class RayPool:
         actor = self._placement.members[worker]
         return actor is not None and actor.is_open
 
-    def _on_arrival(self, actor: RemoteActor) -> list[TaskResult | WorkerCrash]:
+    def _on_arrival(self, actor: RemoteActor) -> list[Result | WorkerCrash]:
         number = self._placement.take_number(actor)
         try:
             actor.arrival = self._ray.get(actor.arriving)
@@ -171,7 +172,7 @@ class RayPool:
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 
-    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+    def collect(self, timeout_s: float | None) -> list[Result | WorkerCrash]:
         """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
         self._cluster.require()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -203,8 +204,8 @@ class RayPool:
             ready += more
         return set(ready)
 
-    def _handle(self, ready: set[Any]) -> list[TaskResult | WorkerCrash]:
-        events: list[TaskResult | WorkerCrash] = []
+    def _handle(self, ready: set[Any]) -> list[Result | WorkerCrash]:
+        events: list[Result | WorkerCrash] = []
         for actor in [actor for actor in self._placement.requested if actor.arriving in ready]:
             if actor in self._placement.requested:  # an earlier one may have taken the last vacant number
                 events += self._on_arrival(actor)
@@ -215,8 +216,8 @@ class RayPool:
             events.append(crash)
         return events
 
-    def _collect_from(self, actor: RemoteActor, ready: set[Any]) -> list[TaskResult | WorkerCrash]:
-        results: list[TaskResult] = []
+    def _collect_from(self, actor: RemoteActor, ready: set[Any]) -> list[Result | WorkerCrash]:
+        results: list[Result] = []
         try:
             if actor.opening in ready:
                 self._ray.get(actor.opening)
@@ -226,7 +227,7 @@ class RayPool:
             return [*results, *self._reap(actor, error)]
         return [*results]
 
-    def _reap(self, actor: RemoteActor, error: Exception) -> list[TaskResult | WorkerCrash]:
+    def _reap(self, actor: RemoteActor, error: Exception) -> list[Result | WorkerCrash]:
         """Find out what an actor had that cannot be reached any more, and have its death examined."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.kill(actor.handle)  # one that only seemed to be gone must not come back

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.cluster.actor import Arrival
-from penstock.loader.workers.pool import Task, TaskResult
+from penstock.loader.workers.task import Result, Task
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class RemoteTask:
     task: Task
     result_ref: Any
     data_ref: Any
-    result: TaskResult | None = None
+    result: Result | None = None
     has_data: bool = False
 
 

@@ -20,7 +20,7 @@ from torch._utils import ExceptionWrapper
 from penstock.cluster.remote_actor import RemoteActor, RemoteTask
 from penstock.core.shared_segment import PAGE, PrivateSegment
 from penstock.core.units import round_up
-from penstock.loader.workers.pool import Task, TaskResult
+from penstock.loader.workers.task import Result, Task
 
 _SHORT_NS = 100_000_000
 """While tasks take less, a worker has a second one waiting, so that it does not wait for the network."""
@@ -108,7 +108,7 @@ class TaskQueue:
             remote.data_ref for remote in actor.tasks if remote.result is not None and not remote.has_data
         ]
 
-    def collect(self, actor: RemoteActor, ready: set[Any], results: list[TaskResult]) -> None:
+    def collect(self, actor: RemoteActor, ready: set[Any], results: list[Result]) -> None:
         """Append the results of an actor that are complete, given the references that are ready.
 
         Raises:
@@ -124,20 +124,20 @@ class TaskQueue:
             results.append(self._copy_data(actor.tasks[0]))
             actor.tasks.popleft()
 
-    def _get_result(self, actor: RemoteActor, remote: RemoteTask) -> TaskResult:
+    def _get_result(self, actor: RemoteActor, remote: RemoteTask) -> Result:
         try:
-            result: TaskResult = self._ray.get(remote.result_ref)
+            result: Result = self._ray.get(remote.result_ref)
         except self._ray.exceptions.RayTaskError:  # not raised by the dataset: its errors come in the result
             assert actor.number is not None
             error = ExceptionWrapper(where=f"in DataLoader worker process {actor.number}")
-            return TaskResult(remote.task.seq, actor.number, error=error)
+            return Result(remote.task.seq, actor.number, error=error)
         result.state = pickle.loads(result.state) if result.state else None
         result.began_ns = time.perf_counter_ns() - result.fetch_ns - result.collate_ns
         took = result.busy_ns = result.fetch_ns + result.collate_ns
         self._typical_ns = took if self._typical_ns is None else 0.8 * self._typical_ns + 0.2 * took
         return result
 
-    def _copy_data(self, remote: RemoteTask) -> TaskResult:
+    def _copy_data(self, remote: RemoteTask) -> Result:
         """Return the result of a task whose data is here, with the data in its slot or, if larger, a new segment."""
         result, task = remote.result, remote.task
         assert result is not None

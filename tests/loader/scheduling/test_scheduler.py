@@ -16,7 +16,8 @@ from penstock.loader.counters import Counters
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.transport.ring import Ring
-from penstock.loader.workers.pool import TaskResult, WorkerCrash
+from penstock.loader.workers.pool import WorkerCrash
+from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 
 
@@ -119,7 +120,7 @@ def test_with_errors_skip_only_the_sample_that_crashes_workers_is_left_out() -> 
 class DyingPool(FakePool):
     """Its workers die before their first task."""
 
-    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+    def collect(self, timeout_s: float | None) -> list[Result | WorkerCrash]:
         return [WorkerCrash(0, 1, "is killed by the test.", [], None, 0)]
 
 

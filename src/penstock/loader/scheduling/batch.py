@@ -14,7 +14,7 @@ from penstock.loader.transport import codec
 from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot, SlotState
-from penstock.loader.workers.pool import TaskResult
+from penstock.loader.workers.task import Result
 
 
 class Batch:
@@ -59,7 +59,7 @@ class Batch:
         """What handing it out consumes."""
         return Consumed(self.number, self.worker or 0, self.state, self.has_ended)
 
-    def add_result(self, result: TaskResult, ring: Ring) -> None:
+    def add_result(self, result: Result, ring: Ring) -> None:
         """Add the result of its task; `ring` is that of the slot."""
         self.work_ns += result.fetch_ns + result.collate_ns
         self.busy_ns += result.busy_ns

@@ -17,8 +17,8 @@ from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.batch_fetcher import BatchFetcher
-from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
+from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _NOTHING = np.empty(0, np.uint8)
@@ -84,9 +84,6 @@ class InlineScheduler:
             began = time.perf_counter_ns()
             try:
                 fetched = self._make(shard, indices)
-            except NothingLeftError as nothing:
-                self._counters.skip(nothing.fetched.skipped)
-                continue
             finally:
                 slot, self._slot = self._slot, None
                 self._counters.inline_ns += time.perf_counter_ns() - began
@@ -95,6 +92,8 @@ class InlineScheduler:
             counters.collate_ns += fetched.collate_ns
             counters.asleep_ns += max(0, fetched.fetch_ns + fetched.collate_ns - fetched.busy_ns)
             counters.skip(fetched.skipped)
+            if fetched.empty:
+                continue
             if fetched.ended:
                 self._waiting.popleft()
                 self.consumed_since[-1] = Consumed(self._number, shard, has_ended=True)
@@ -139,7 +138,7 @@ class InlineScheduler:
         """Return None: making a batch now would delay the step that is about to start."""
         return None
 
-    def _make(self, shard: int, indices: Any) -> FetchResult:
+    def _make(self, shard: int, indices: Any) -> Result:
         fetcher = self._shards.fetcher(shard)
         assert fetcher is not None
         try:

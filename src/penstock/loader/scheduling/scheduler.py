@@ -29,8 +29,9 @@ from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.scheduling.scaling_pool import ScalingPool
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
-from penstock.loader.workers.pool import Pool, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.pool import Pool, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard
+from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 
@@ -283,14 +284,14 @@ class Scheduler:
             raise WorkerTimeoutError(self._describe_timeout())
         self._handle(events)
 
-    def _handle(self, events: list[TaskResult | WorkerCrash]) -> None:
+    def _handle(self, events: list[Result | WorkerCrash]) -> None:
         for event in events:
             if isinstance(event, WorkerCrash):
                 self._on_worker_exit(event)
             else:
                 self._on_result(event)
 
-    def _on_result(self, result: TaskResult) -> None:
+    def _on_result(self, result: Result) -> None:
         task = result.task
         assert task is not None
         batch: Batch = task.destination
@@ -411,7 +412,7 @@ class Scheduler:
         return "; ".join([*clauses, "raise timeout, or look at what those samples wait for"])
 
 
-def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> None:
+def _record(recorder: Recorder, result: Result, task: Task, epoch: int) -> None:
     began, fetch, collate = result.began_ns, result.fetch_ns, result.collate_ns
     ended = began + fetch + collate
     recorder.add(("make", began, ended, epoch, task.batch, result.pid, result.worker, fetch, collate, result.samples))

@@ -20,9 +20,9 @@ from penstock.loader.batch_writer import BatchWriter, arena_needed
 from penstock.loader.collate import collate_samples
 from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.workers.busy_time import BusyTime
-from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick, add_origin
 from penstock.loader.workers.sample_seed import Making
+from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _QUICK_NS = 100_000
@@ -48,7 +48,7 @@ class BatchFetcher:
         """Make a batch of the iterable dataset and drop it; what fails in it has failed before, too."""
         self._samples.epoch_seed = epoch_seed
         with contextlib.suppress(Exception), self._keep_states(), Making(self._samples):
-            self._samples.fetch_next(count, FetchResult(), None)
+            self._samples.fetch_next(count, Result(), None)
 
     def _keep_states(self) -> contextlib.AbstractContextManager[None]:
         return keep_states() if self._keeps_states else contextlib.nullcontext()
@@ -58,34 +58,34 @@ class BatchFetcher:
         indices: Any,
         arena: Arena | None,
         *,
+        result: Result | None = None,
         epoch_seed: int | None = None,
         tick: Tick | None = None,
         enlarge: Enlarge | None = None,
         prefetched: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> FetchResult:
-        """Make the batch of `indices`, in `arena` where that pays.
+    ) -> Result:
+        """Make the batch of `indices`, in `arena` where that pays; return `result` with what has become of it.
 
-        When the arena is too small, `enlarge` is asked for a larger one; `FetchResult.arena` is where the batch is.
+        When the arena is too small, `enlarge` is asked for a larger one; `Result.arena` is where the batch is.
         `prefetched` is entered while the samples are made.
-
-        Raises:
-            NothingLeftError: every sample was skipped.
         """
         self._samples.epoch_seed = epoch_seed
+        result = result or Result()
+        result.arena = arena
         with self._keep_states(), Making(self._samples):
-            return self._make(indices, arena, tick, enlarge, prefetched)
+            self._make(indices, result, tick, enlarge, prefetched)
+        return result
 
     def _make(
         self,
         indices: Any,
-        arena: Arena | None,
+        fetched: Result,
         tick: Tick | None,
         enlarge: Enlarge | None,
         prefetched: contextlib.AbstractContextManager[Any] | None,
-    ) -> FetchResult:
-        began = time.perf_counter_ns()
+    ) -> None:
+        began = fetched.began_ns = time.perf_counter_ns()
         self._busy_time.begin()
-        fetched = FetchResult(arena=arena, began_ns=began)
         if not self._worker_spec.auto_collation:
             self._make_unbatched(indices, fetched, tick)
         elif self._worker_spec.iterable:
@@ -102,11 +102,10 @@ class BatchFetcher:
         passed_ns = time.perf_counter_ns() - began
         fetched.collate_ns = passed_ns - fetched.fetch_ns
         fetched.busy_ns = self._busy_time.end(passed_ns)
-        return fetched
 
     # ── without automatic batching: one sample, or whatever the dataset makes of the index ──────────────────
 
-    def _make_unbatched(self, index: Any, fetched: FetchResult, tick: Tick | None) -> None:
+    def _make_unbatched(self, index: Any, fetched: Result, tick: Tick | None) -> None:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
@@ -118,13 +117,14 @@ class BatchFetcher:
         if fetched.ended:
             return
         if not samples:
-            raise NothingLeftError(fetched)
+            fetched.empty = True
+            return
         fetched.samples = 1
         fetched.batch = self._worker_spec.collate_fn(samples[0])
 
     # ── a whole batch in one call of the dataset ────────────────────────────────────────────────────────────
 
-    def _make_bulk(self, indices: Any, fetched: FetchResult, tick: Tick | None, enlarge: Enlarge | None) -> None:
+    def _make_bulk(self, indices: Any, fetched: Result, tick: Tick | None, enlarge: Enlarge | None) -> None:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
@@ -144,7 +144,7 @@ class BatchFetcher:
     def _make_by_samples(
         self,
         indices: Sequence[Any],
-        fetched: FetchResult,
+        fetched: Result,
         tick: Tick | None,
         enlarge: Enlarge | None,
     ) -> None:
@@ -171,7 +171,7 @@ class BatchFetcher:
         self,
         head: list[Any],
         count: int,
-        fetched: FetchResult,
+        fetched: Result,
         enlarge: Enlarge | None,
     ) -> BatchWriter | None:
         """Enlarge the arena for the batch that begins with `head`; return a writer where writing row by row pays."""
@@ -187,7 +187,7 @@ class BatchFetcher:
         return BatchWriter(head[0], count, fetched.arena) if by_rows else None
 
     def _timed_fetch(
-        self, indices: Sequence[Any], row: int, fetched: FetchResult, tick: Tick | None, *, are_quick: bool = False
+        self, indices: Sequence[Any], row: int, fetched: Result, tick: Tick | None, *, are_quick: bool = False
     ) -> list[Any]:
         began = time.perf_counter_ns()
         if self._worker_spec.iterable:
@@ -197,13 +197,13 @@ class BatchFetcher:
         fetched.fetch_ns += time.perf_counter_ns() - began
         return samples
 
-    def _finish_rows(self, writer: BatchWriter, wanted: int, fetched: FetchResult) -> None:
+    def _finish_rows(self, writer: BatchWriter, wanted: int, fetched: Result) -> None:
         if self._is_dropped(fetched.samples, wanted):
             fetched.ended = True
         else:
             fetched.batch = writer.finish()
 
-    def _finish_list(self, samples: list[Any], wanted: int, fetched: FetchResult, enlarge: Enlarge | None) -> None:
+    def _finish_list(self, samples: list[Any], wanted: int, fetched: Result, enlarge: Enlarge | None) -> None:
         if self._is_dropped(len(samples), wanted):
             fetched.ended = True
         else:
@@ -213,10 +213,11 @@ class BatchFetcher:
         spec = self._worker_spec
         return spec.iterable and spec.drop_last and self._samples.has_ended and got < wanted
 
-    def _collate(self, samples: Any, fetched: FetchResult, wanted: int, enlarge: Enlarge | None) -> None:
+    def _collate(self, samples: Any, fetched: Result, wanted: int, enlarge: Enlarge | None) -> None:
         fetched.samples = len(samples) if hasattr(samples, "__len__") else 0
         if fetched.skipped and not fetched.samples:
-            raise NothingLeftError(fetched)
+            fetched.empty = True
+            return
         self._samples.begin_collate()
         if self._by_rows:
             fetched.batch = collate_samples(samples, fetched.arena)

@@ -119,8 +119,7 @@ class Inbox:
                 self._request(memoryview(message[0])[1:])
 
     def _request(self, task: memoryview) -> None:
-        seq, epoch, *_ = messages.TASK.unpack_from(task)
-        if self._prefetch is not None and self._is_running(epoch):
+        if self._prefetch is not None and self._is_running(messages.task_epoch(task)):
             found = self._prefetch(messages.indices_of(task))
             if found is not None:
-                self._prefetched[seq] = found
+                self._prefetched[messages.task_seq(task)] = found

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from penstock.core.object_attributes import attributes_of, has_attributes, values_of
-from penstock.loader.workers import worker_context
+from penstock.loader.workers import worker
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _MOST_PARTS = 1000
@@ -47,7 +47,7 @@ class LastingEffects:
     def are_there(self) -> bool:
         """Return whether anything is different."""
         return (
-            worker_context.is_info_read()
+            worker.is_info_read()
             or threading.active_count() > self._threads
             or any(_differ(values_of(part), before) for part, before in self._parts)
             or (self._random_states is not None and _random_states() != self._random_states)

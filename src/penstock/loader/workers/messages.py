@@ -25,12 +25,14 @@ from typing import Any
 import numpy as np
 
 from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, SharedSegment, attach
-from penstock.loader.workers.fetch_result import FetchResult
-from penstock.loader.workers.pool import Task, TaskResult
+from penstock.loader.workers.task import Result, Task
 
 TASK = struct.Struct("<QQBqqqIQBB")
 """Head of a task: seq, epoch, has slot, segment, offset, nbytes, shard, epoch's seed, whether the shard's state is
 wanted, bytes of an index (0: the indices are pickled)."""
+
+_SEQ_EPOCH = struct.Struct("<QQ")
+"""What a task begins with."""
 
 _RESULT = struct.Struct("<QIBQQQQQQII")
 """Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, busy ns, began ns, pid, bytes of
@@ -60,10 +62,22 @@ def indices_of(message: memoryview) -> Any:
     return np.frombuffer(message, f"i{index_nbytes}", offset=TASK.size).tolist()
 
 
-def task_seq(message: bytes) -> int:
+def unpack_task(message: memoryview) -> tuple[Task, tuple[int, int, int] | None]:
+    """Return a task; and the segment, offset and size of its slot, if it has one."""
+    seq, _, has_slot, segment, offset, nbytes, shard, seed, wants_state, _ = TASK.unpack_from(message)
+    task = Task(seq, 0, indices_of(message), epoch_seed=seed)
+    task.shard, task.wants_state = shard, bool(wants_state)
+    return task, (segment, offset, nbytes) if has_slot else None
+
+
+def task_seq(message: bytes | memoryview) -> int:
     """Return the sequence number of a packed task."""
-    (seq,) = struct.unpack_from("<Q", message)
-    return int(seq)
+    return int(_SEQ_EPOCH.unpack_from(message)[0])
+
+
+def task_epoch(message: bytes | memoryview) -> int:
+    """Return the epoch of a packed task."""
+    return int(_SEQ_EPOCH.unpack_from(message)[1])
 
 
 def pack_segment(number: int, segment: SharedSegment) -> bytes:
@@ -72,36 +86,33 @@ def pack_segment(number: int, segment: SharedSegment) -> bytes:
     return b"S" + pickle.dumps((number, handle.nbytes, handle.name))
 
 
-def pack_result(
-    seq: int,
-    worker: int,
-    outcome: int,
-    *,
-    pid: int,
-    envelope: bytes = b"",
-    fetched: FetchResult | None = None,
-    oversize: MemfdSegment | NamedSegment | None = None,
-) -> tuple[bytes, list[int]]:
+def pack_result(result: Result, pid: int) -> tuple[bytes, list[int]]:
     """Return the message of a result, and the descriptors that travel with it."""
-    fetched = fetched or FetchResult()
-    handle = oversize.give_away() if oversize is not None else None
+    oversize = result.oversize
+    handle = oversize.give_away() if isinstance(oversize, MemfdSegment | NamedSegment) else None
     extras = b""
-    if fetched.skipped or fetched.state or handle is not None:
+    if result.skipped or result.state or handle is not None:
         segment = handle and (handle.nbytes, handle.name)
-        extras = pickle.dumps((fetched.skipped, segment, fetched.state))
-    used = fetched.arena.used if fetched.arena is not None else 0
-    times = (fetched.fetch_ns, fetched.collate_ns, fetched.busy_ns, fetched.began_ns, pid)
-    head = _RESULT.pack(seq, worker, outcome, fetched.samples, used, *times, len(extras))
+        extras = pickle.dumps((result.skipped, segment, result.state))
+    body = result.envelope or b""
+    if result.envelope is not None:
+        outcome = BATCH
+    elif result.error is not None:
+        outcome, body = FAILED, pickle.dumps(result.error)
+    else:
+        outcome = ENDED if result.ended else EMPTY if result.empty else CANCELLED
+    times = (result.fetch_ns, result.collate_ns, result.busy_ns, result.began_ns, pid)
+    head = _RESULT.pack(result.seq, result.worker, outcome, result.samples, result.nbytes, *times, len(extras))
     fds = [handle.fd] if handle is not None and handle.fd is not None else []
-    return b"".join((head, extras, envelope)), fds
+    return b"".join((head, extras, body)), fds
 
 
-def unpack_result(message: bytes, fds: Sequence[int]) -> TaskResult:
+def unpack_result(message: bytes, fds: Sequence[int]) -> Result:
     """Return the result that a worker has sent; it owns the segment that came with it."""
     seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns, busy_ns, began_ns, pid, length = _RESULT.unpack_from(
         message
     )
-    result = TaskResult(seq, worker)
+    result = Result(seq, worker)
     result.samples, result.nbytes, result.pid, result.began_ns = samples, nbytes, pid, began_ns
     result.fetch_ns, result.collate_ns, result.busy_ns = fetch_ns, collate_ns, busy_ns
     start = _RESULT.size

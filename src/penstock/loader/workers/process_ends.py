@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from penstock.loader.workers.worker_context import WorkerOptions
+from penstock.loader.workers.worker import WorkerOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import operator
 import os
@@ -22,22 +23,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError
 from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
-from penstock.loader.collate import set_current_arena
 from penstock.loader.transport import channel, codec
-from penstock.loader.transport.arena import Arena, ArenaFullError
+from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.control_page import IDLE, ControlPage
 from penstock.loader.workers import messages
-from penstock.loader.workers.batch_fetcher import BatchFetcher
-from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.inbox import Inbox
 from penstock.loader.workers.lasting_effects import LastingEffects
 from penstock.loader.workers.pickled_spec import PickledSpec
 from penstock.loader.workers.process_ends import ProcessEnds, ProcessOptions
-from penstock.loader.workers.worker_context import WorkerContext
+from penstock.loader.workers.task import Result, Task
+from penstock.loader.workers.worker import CancelledError, ProcessWorker
 
 _ORPHAN_GRACE_S = 5.0
 """How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
@@ -45,10 +43,6 @@ _ORPHAN_GRACE_S = 5.0
 _MALLOPT: Any = getattr(ctypes.CDLL(None), "mallopt", None)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_NBYTES = 32 << 20
-
-
-class _CancelledError(Exception):
-    """The epoch of this task is over."""
 
 
 def main(options: ProcessOptions, ends: ProcessEnds, pickled_spec: PickledSpec) -> None:
@@ -94,7 +88,7 @@ class _Tick:
 
     def __call__(self, row: int) -> None:
         if self._cells[0] != self._epoch:
-            raise _CancelledError
+            raise CancelledError
         self._cells[self._cell] = row
 
     def notes(self, first_row: int) -> Iterator[None]:
@@ -119,14 +113,16 @@ class _Worker:
         self._segments: dict[int, tuple[MemfdSegment | NamedSegment, np.ndarray]] = {}
         self._is_retired = False
         torch.multiprocessing._set_thread_name("pt_data_worker")
-        self._worker_context = WorkerContext(
+        self._worker = ProcessWorker(
             options,
             pickled_spec.open,
             where=f"in DataLoader worker process {options.worker}",
+            encode=functools.partial(codec.encode, shares=True),
+            enlarge=self._enlarge,
             dumps=pickle.dumps,
             settle_workers=None if options.is_settled else self._control.settle_workers,
         )
-        if (prefetch := self._worker_context.prefetch) is not None:
+        if (prefetch := self._worker.prefetch) is not None:
             self._inbox.look_ahead(prefetch)
         self._effects: LastingEffects | None = None
         self._tasks = 0
@@ -143,7 +139,7 @@ class _Worker:
         with select.epoll() as poller:
             poller.register(inbox, select.EPOLLIN)
             poller.register(self._ends.shared, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-            if self._options.is_watched and (fetcher := self._worker_context.fetcher(0)) is not None:
+            if self._options.is_watched and (fetcher := self._worker.fetcher(0)) is not None:
                 self._effects = LastingEffects(fetcher.worker_spec)
             self._cells[self._claim_cell + 1] = 1  # before a worker's first claim: it is ready
             while not self._is_retired:
@@ -166,7 +162,7 @@ class _Worker:
             del memory
             segment.close()
         elif kind == b"E":
-            self._worker_context.begin_epoch(pickle.loads(memoryview(payload)[1:]))
+            self._worker.begin_epoch(pickle.loads(memoryview(payload)[1:]))
         elif kind == b"Q":
             self._is_retired = True
 
@@ -202,106 +198,44 @@ class _Worker:
     # ── one task ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self, message: memoryview) -> None:
-        head = messages.TASK.unpack_from(message)
-        seq, epoch, has_slot, segment, offset, nbytes, shard, epoch_seed, wants_state, _ = head
-        cells = self._cells
-        row_cell = self._claim_cell + 1
+        seq, epoch = messages.task_seq(message), messages.task_epoch(message)
+        cells, row_cell = self._cells, self._claim_cell + 1
         cells[row_cell] = 0
         cells[self._claim_cell] = seq + 1
         if cells[0] != epoch:
             self._inbox.drop_prefetched(seq)
-            self._send(seq, messages.CANCELLED)
+            result = Result(seq, self._options.worker)
+            result.cancelled = True
+            self._send(result)
             return
-        if (failure := self._worker_context.take_failure()) is not None:
-            self._send_failure(seq, failure)
-            return
-        fetcher = self._worker_context.fetcher(shard)
-        if fetcher is None:
-            self._send(seq, messages.ENDED)
-            return
-
-        tick = _Tick(cells, row_cell, epoch)
-        while has_slot and segment not in self._segments:
-            self._read_inbox()  # its announcement was sent before this task, and is in the inbox or on its way there
-        memory = self._segments[segment][1][offset : offset + nbytes] if has_slot else np.empty(0, np.uint8)
         try:
-            indices = messages.indices_of(message)
-            with self._inbox.working():
-                self._make(fetcher, seq, indices, Arena(memory), tick, epoch_seed, wants_state)
-        except _CancelledError:
-            self._send(seq, messages.CANCELLED)
+            result = self._made(*messages.unpack_task(message), epoch)
         except channel.Closed:
             raise
-        except NothingLeftError as nothing:
-            self._send(seq, messages.EMPTY, fetched=nothing.fetched)
-        except Exception:
-            self._send_failure(seq, self._worker_context.wrap_exception())
-
-    def _make(
-        self,
-        fetcher: BatchFetcher,
-        seq: int,
-        indices: Any,
-        arena: Arena,
-        tick: _Tick,
-        epoch_seed: int,
-        wants_state: bool,
-    ) -> None:
-        segments: list[MemfdSegment | NamedSegment] = []
-
-        def enlarge(needed: int) -> Arena:
-            """Return an arena in a new segment, for a batch that outgrew its slot."""
-            segments.append(create(needed, named=self._options.named))
-            return Arena(np.frombuffer(segments[-1].memory, np.uint8))
-
-        set_current_arena(arena)
+        except Exception:  # of indices that cannot be unpickled, or requested ahead
+            result = Result(seq, self._options.worker, error=self._worker.wrap_exception())
         try:
-            fetched = fetcher.make(
-                indices,
-                arena,
-                epoch_seed=epoch_seed,
-                tick=tick,
-                enlarge=enlarge,
-                prefetched=self._inbox.prefetched(seq, indices),
-            )
-            if wants_state or fetched.ended:
-                fetched.state = self._worker_context.state(fetcher, ended=fetched.ended)
-            if fetched.ended:
-                self._send(seq, messages.ENDED, fetched=fetched)
-            else:
-                assert fetched.arena is not None
-                try:
-                    envelope = codec.encode(fetched.batch, fetched.arena, shares=True)
-                except ArenaFullError as error:
-                    fetched.arena = enlarge(error.needed)
-                    envelope = codec.encode(fetched.batch, fetched.arena, shares=True)
-                oversize = segments[-1] if segments and not codec.is_inline(envelope) else None
-                self._send(seq, messages.BATCH, envelope, fetched, oversize)
+            self._send(result)
         finally:
-            set_current_arena(None)
-            for segment in segments:
-                segment.close()
+            if result.oversize is not None:
+                result.oversize.close()
 
-    # ── results ─────────────────────────────────────────────────────────────────────────────────────────────
+    def _made(self, task: Task, place: tuple[int, int, int] | None, epoch: int) -> Result:
+        memory = np.empty(0, np.uint8)
+        if place is not None:
+            segment, offset, nbytes = place
+            while segment not in self._segments:  # its announcement was sent before this task, and is on its way
+                self._read_inbox()
+            memory = self._segments[segment][1][offset : offset + nbytes]
+        tick = _Tick(self._cells, self._claim_cell + 1, epoch)
+        with self._inbox.working():
+            prefetched = self._inbox.prefetched(task.seq, task.indices)
+            return self._worker.run_task(task, Arena(memory), tick=tick, prefetched=prefetched)
 
-    def _send(
-        self,
-        seq: int,
-        outcome: int,
-        envelope: bytes = b"",
-        fetched: FetchResult | None = None,
-        oversize: MemfdSegment | NamedSegment | None = None,
-    ) -> None:
-        message, fds = messages.pack_result(
-            seq,
-            self._options.worker,
-            outcome,
-            pid=self._pid,
-            envelope=envelope,
-            fetched=fetched,
-            oversize=oversize,
-        )
-        channel.send(self._ends.results, message, fds)
+    def _enlarge(self, needed: int, result: Result) -> Arena:
+        """Return an arena in a new segment, for a batch that outgrew its slot."""
+        result.oversize = create(needed, named=self._options.named)
+        return Arena(np.frombuffer(result.oversize.memory, np.uint8))
 
-    def _send_failure(self, seq: int, wrapper: ExceptionWrapper) -> None:
-        self._send(seq, messages.FAILED, pickle.dumps(wrapper))
+    def _send(self, result: Result) -> None:
+        channel.send(self._ends.results, *messages.pack_result(result, self._pid))

@@ -29,9 +29,10 @@ from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.workers import messages, process_main
 from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
-from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
+from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.thread_gate import stopped_between_samples
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -313,7 +314,7 @@ class ProcessPool:
 
     # ── collecting ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+    def collect(self, timeout_s: float | None) -> list[Result | WorkerCrash]:
         """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
         results = self._receive_results()
         if results and not self._retiring:  # else one may have ended, and frees its number
@@ -321,9 +322,7 @@ class ProcessPool:
             return results
         return self._collect(results, timeout_s)
 
-    def _collect(
-        self, events: list[TaskResult | WorkerCrash], timeout_s: float | None
-    ) -> list[TaskResult | WorkerCrash]:
+    def _collect(self, events: list[Result | WorkerCrash], timeout_s: float | None) -> list[Result | WorkerCrash]:
         """Wait for messages, and for workers that end, unless there are `events` already."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -342,8 +341,8 @@ class ProcessPool:
                 return []
             events = self._receive_results()
 
-    def _receive_results(self) -> list[TaskResult | WorkerCrash]:
-        results: list[TaskResult | WorkerCrash] = []
+    def _receive_results(self) -> list[Result | WorkerCrash]:
+        results: list[Result | WorkerCrash] = []
         outstanding = self._outstanding
         while outstanding and (message := self._receiver.receive(block=False)) is not None:
             result = messages.unpack_result(*message)
@@ -356,7 +355,7 @@ class ProcessPool:
         claimed = self._control.claimed(worker)
         return (None if claimed is None else self._outstanding.get(claimed)), self._control.row(worker)
 
-    def _reap(self, worker: int) -> list[TaskResult | WorkerCrash]:
+    def _reap(self, worker: int) -> list[Result | WorkerCrash]:
         """Find out which tasks a dead worker had; return the results that came in meanwhile, and the crash.
 
         Under the lock no worker is between taking a task and claiming it. The results are read after the claims: a

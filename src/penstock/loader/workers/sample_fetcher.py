@@ -13,9 +13,9 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from penstock.loader.workers.fetch_result import FetchResult
 from penstock.loader.workers.sample_seed import seed_states
 from penstock.loader.workers.stateful import is_stateful
+from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import SKIP, WorkerSpec
 
 _LONGEST_ORIGIN = 200
@@ -115,7 +115,7 @@ class SampleFetcher:
         """Whether the iterable dataset is exhausted."""
         return self._ended
 
-    def fetch_next(self, count: int, fetched: FetchResult, tick: Tick | None, *, are_quick: bool = False) -> list[Any]:
+    def fetch_next(self, count: int, fetched: Result, tick: Tick | None, *, are_quick: bool = False) -> list[Any]:
         """Return up to `count` samples of the stream; sets `fetched.ended` when it has none at all.
 
         Quick ones are not told to `tick`.
@@ -209,7 +209,7 @@ class SampleFetcher:
     def fetch(
         self,
         indices: Sequence[Any],
-        fetched: FetchResult,
+        fetched: Result,
         tick: Tick | None,
         first_row: int = 0,
         *,
@@ -267,14 +267,14 @@ class SampleFetcher:
         if self._seeded:
             seed_states()
 
-    def _apply_policy(self, error: Exception, index: Any, samples: list[Any], fetched: FetchResult) -> None:
+    def _apply_policy(self, error: Exception, index: Any, samples: list[Any], fetched: Result) -> None:
         """Apply the error policy to a sample that raised: raise, leave it out, or replace it."""
         policy = self._errors
         if policy == "raise":
             add_origin(error, f"sample {index!r} of {self._whole()}")
             raise error
         replacement = SKIP if policy == "skip" else policy(error, index)
-        fetched.skipped.append((index, f"{type(error).__name__}: {error}"))
+        fetched.skipped = (*fetched.skipped, (index, f"{type(error).__name__}: {error}"))
         if replacement is not SKIP:
             samples.append(replacement)
 

@@ -26,17 +26,14 @@ from penstock.core.random_states import keep_states
 from penstock.core.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
-from penstock.loader.transport.arena import Arena, ArenaFullError
-from penstock.loader.workers.fetch_result import NothingLeftError
-from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
+from penstock.loader.transport.arena import Arena
+from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.sample_seed import begin_worker_thread
-from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
+from penstock.loader.workers.stream_shard import StreamShard, install_info
+from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.thread_gate import ThreadGate
+from penstock.loader.workers.worker import CancelledError, Worker
 from penstock.loader.workers.worker_spec import WorkerSpec
-
-
-class _CancelledError(Exception):
-    """The epoch of this task is over."""
 
 
 def _wrap_exception(worker: int) -> ExceptionWrapper:
@@ -54,7 +51,7 @@ class _Tick:
         if self._gate.is_closed:
             self._gate.pass_through()
         if self._task.cancelled:
-            raise _CancelledError
+            raise CancelledError
 
     def notes(self, first_row: int) -> Iterator[None]:
         return itertools.repeat(None)
@@ -82,7 +79,7 @@ class ThreadPool:
         self._worker_spec = worker_spec
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         """Tasks that no thread has taken. None retires the thread that takes it."""
-        self._finished: queue.SimpleQueue[TaskResult] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._outstanding: dict[int, Task] = {}
         self._epoch: tuple[int, dict[int, StreamShard]] = (0, {})
         """Counts epochs, with the shards of each; threads read it before each task."""
@@ -143,9 +140,9 @@ class ThreadPool:
         """Return no task: which thread has which is not recorded."""
         return None, 0
 
-    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+    def collect(self, timeout_s: float | None) -> list[Result | WorkerCrash]:
         """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
-        results: list[TaskResult] = []
+        results: list[Result] = []
         try:
             results.append(self._finished.get(timeout=timeout_s))
             while True:
@@ -205,28 +202,21 @@ class ThreadPool:
         if self._worker_spec.init_fn is not None:
             self._set_up(worker, self._worker_spec.init_fn)
             is_set_up.set()
-        shards: StreamShards | None = None
+        where = f"in DataLoader worker thread {worker}"
+        thread_worker = Worker(worker, where, self._encode, _enlarge, self._worker_spec)
         epoch = -1
         while (task := self._queue.get()) is not None:
-            result = TaskResult(task.seq, worker)
-            try:
-                if self._failure is not None:
-                    result.error = self._failure
-                else:
-                    self.gate.enter()
+            if self._failure is not None:
+                result = Result(task.seq, worker, error=self._failure)
+            else:
+                self.gate.enter()
+                try:
                     if epoch != self._epoch[0]:
-                        epoch, epoch_shards = self._epoch
-                        shards = self._begin_epoch(shards, epoch_shards)
-                    self._make(shards, task, result)
-            except _CancelledError:
-                result.cancelled = True
-            except NothingLeftError as nothing:
-                result.empty = True
-                result.skipped = nothing.fetched.skipped
-            except Exception:
-                result.error = _wrap_exception(worker)
-            finally:
-                self.gate.leave()
+                        epoch, shards = self._epoch
+                        thread_worker.begin_epoch(shards)
+                    result = thread_worker.run_task(task, _arena_of(task), tick=_Tick(task, self.gate))
+                finally:
+                    self.gate.leave()
             self._finished.put(result)
             del task, result
 
@@ -245,50 +235,16 @@ class ThreadPool:
             install(0)
             self.gate.leave()
 
-    def _begin_epoch(self, shards: StreamShards | None, epoch_shards: dict[int, StreamShard]) -> StreamShards:
-        if shards is None:
-            return StreamShards(self._worker_spec, epoch_shards, lambda shard, worker_spec: None)
-        shards.begin(epoch_shards)
-        return shards
+    def _encode(self, batch: Any, arena: Arena) -> bytes | None:
+        """Return the envelope of a batch of which parts are in its slot, or are to be; None of others."""
+        is_in_slot = arena.used > 0 or (self._pins and plain_tree.describe(batch) is not None)
+        return codec.encode(batch, arena) if is_in_slot else None
 
-    def _make(self, shards: StreamShards | None, task: Task, result: TaskResult) -> None:
-        fetcher = shards.fetcher(task.shard) if shards is not None else None
-        if fetcher is None:
-            result.ended = True
-            return
 
-        def enlarge(needed: int) -> Arena:
-            result.oversize = PrivateSegment(round_up(needed, PAGE))
-            return Arena(np.frombuffer(result.oversize.memory, np.uint8))
+def _arena_of(task: Task) -> Arena:
+    return Arena(np.empty(0, np.uint8) if task.slot is None else np.frombuffer(task.slot.memory, np.uint8))
 
-        memory = np.frombuffer(task.slot.memory, np.uint8) if task.slot is not None else np.empty(0, np.uint8)
-        fetched = fetcher.make(
-            task.indices,
-            Arena(memory),
-            epoch_seed=task.epoch_seed,
-            tick=_Tick(task, self.gate),
-            enlarge=enlarge,
-        )
-        if task.wants_state or fetched.ended:
-            result.state = fetcher.samples.end_state() if fetched.ended else fetcher.samples.stream_state()
-        result.samples, result.skipped, result.ended = fetched.samples, fetched.skipped, fetched.ended
-        result.busy_ns = fetched.busy_ns
-        result.fetch_ns, result.collate_ns, result.began_ns = fetched.fetch_ns, fetched.collate_ns, fetched.began_ns
-        if fetched.ended:
-            return
-        assert fetched.arena is not None
-        if not self._lies_in_slot(fetched.batch, fetched.arena):
-            result.batch, result.is_batch = fetched.batch, True
-            return
-        try:
-            result.envelope = codec.encode(fetched.batch, fetched.arena)
-        except ArenaFullError as error:
-            fetched.arena = enlarge(error.needed)
-            result.envelope = codec.encode(fetched.batch, fetched.arena)
-        result.nbytes = fetched.arena.used
-        if codec.is_inline(result.envelope):
-            result.oversize = None
 
-    def _lies_in_slot(self, batch: Any, arena: Arena) -> bool:
-        """Return whether parts of a batch are in its slot, or are to be."""
-        return arena.used > 0 or (self._pins and plain_tree.describe(batch) is not None)
+def _enlarge(needed: int, result: Result) -> Arena:
+    result.oversize = PrivateSegment(round_up(needed, PAGE))
+    return Arena(np.frombuffer(result.oversize.memory, np.uint8))
