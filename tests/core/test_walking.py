@@ -17,7 +17,7 @@ from penstock import DataLoader
 from penstock.core.per_process import PerProcess
 from penstock.core.walking import walk
 from penstock.data.sample_cache import sample_cache, sample_file
-from penstock.loader.transport import channel, forked_readers
+from penstock.loader.transport import channel, forks
 from penstock.loader.workers import thread_gate
 
 
@@ -56,8 +56,8 @@ def _switch_often() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("owner", "name", "hook"),
     [
-        (forked_readers, "watched", "_before_fork"),
-        (forked_readers, "watched", "_after_fork_in_child"),
+        (forks, "watched", "_before_fork"),
+        (forks, "watched", "_after_fork_in_child"),
         (channel, "_our_ends", "_close_in_child"),
         (sample_file, "_files", "_forget_all"),
         (thread_gate._state, "gates", "_begin_child"),
@@ -68,7 +68,6 @@ def test_a_fork_reaches_all_although_another_thread_adds_one(
 ) -> None:
     monkeypatch.setattr(owner, name, Growing({Called(), Called()}))
     monkeypatch.setattr(Called, "calls", 0)
-    monkeypatch.setattr(forked_readers, "_is_forking", False)
     monkeypatch.setattr(thread_gate._state, "changed", thread_gate._state.changed)
     getattr(thread_gate if owner is thread_gate._state else owner, hook)()
     assert Called.calls == 3

@@ -16,7 +16,8 @@ itself is never lent: such a slot is free when the copy's own event has passed (
 At most `MOST_PENDING` of these events are left pending: then the oldest is waited for. A host whose steps are a launch
 or two would else run as far ahead of the device as there is memory for slots.
 
-A process that the program forks sees held slots, too: such a slot stays held until that process has ended.
+A process that the program forks sees held slots, too, and may read them for as long as it lives: such a slot is not
+used again. Its memory is given back with the rest of its segment, when both processes have dropped that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from penstock.core.shared_segment import PAGE, SharedSegment
 from penstock.core.stats import RingCounts
 from penstock.core.units import round_up, size_text
 from penstock.core.walking import walk
-from penstock.loader.transport.forked_readers import ForkedReaders, watched
+from penstock.loader.transport.forks import watched
 from penstock.loader.transport.slot import PageLock, Slot, SlotState
 
 GENEROUS_NBYTES = 256 << 20
@@ -121,7 +122,6 @@ class Ring:
         self._leases: dict[Slot, _Lease] = {}
         self._count = 0
         """Of all slots."""
-        self._read_by_forks: list[Slot] = []
         self._next_number = 0
         self._batch_nbytes = 0
         self._grown = 0
@@ -158,11 +158,13 @@ class Ring:
 
         Slots that copies read are waited for.
         """
-        self._take_returned()
         working = self._count_in_use()
         if self._copying or self._unfenced:
             working -= len(self._unfenced) + sum(len(slots) for _, slots in self._copying)
-        return working < 2 and not (self.can_acquire() or self._await_copies())
+        if working >= 2:
+            return False
+        self._take_returned()
+        return not (self.can_acquire() or self._await_copies())
 
     def acquire_larger(self, nbytes: int) -> Slot | None:
         """Take a slot of at least `nbytes` bytes; slots made from now on are that large."""
@@ -181,7 +183,8 @@ class Ring:
     def commit(self, slot: Slot, nbytes: int) -> None:
         """Record that `slot` now holds a batch of `nbytes` bytes."""
         slot.move(SlotState.READY, SlotState.FILLING)
-        self.note(slot, nbytes)
+        if nbytes > slot.used_nbytes or self._pin is not None:
+            self.note(slot, nbytes)
 
     def lend(self, slot: Slot) -> np.ndarray:
         """Return the slot's memory (uint8) for views; the slot is free again when the last of them has died."""
@@ -283,20 +286,14 @@ class Ring:
         self._free.clear()
         self._copying.clear()
         self._unfenced.clear()
-        self._read_by_forks.clear()
         self._count = 0
 
     def before_fork(self) -> None:
         """Note for slots that the user holds that another process will see them."""
         for slot, lease in walk(self._leases.items()):
             segment = self._segments.get(slot.segment)
-            if lease() is None or segment is None or not segment.segment.shared:
-                continue
-            readers = ForkedReaders.current()
-            if readers is None:
-                return
-            if readers not in slot.readers:
-                slot.readers = [*(other for other in slot.readers if not other.have_gone()), readers]
+            if lease() is not None and segment is not None and segment.segment.shared:
+                slot.is_seen_by_forks = True
 
     def after_fork_in_child(self) -> None:
         """Leave shared slots to the process that made them; this one makes others."""
@@ -306,7 +303,6 @@ class Ring:
             self._free = deque(slot for slot in self._free if slot.segment not in shared)
             self._copying.clear()
             self._unfenced.clear()
-            self._read_by_forks.clear()
             self._count = len(self._all_slots())
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -318,17 +314,7 @@ class Ring:
             del self._leases[slot]
             if slot.segment not in self._segments:  # the ring was closed while the user held the batch
                 continue
-            if slot.readers:
-                self._read_by_forks.append(slot)
-            else:
-                self._take_back(slot)
-        if self._read_by_forks:
-            waiting, self._read_by_forks = self._read_by_forks, []
-            for slot in waiting:
-                if slot.is_read_by_forks():
-                    self._read_by_forks.append(slot)
-                else:
-                    self._take_back(slot)
+            self._take_back(slot)
         if self._copying or self._unfenced:
             self._end_copies()
 
@@ -393,13 +379,13 @@ class Ring:
     def _reuse(self, slot: Slot) -> None:
         if slot.segment not in self._segments:  # of the process that this one was forked from
             return
-        if slot.nbytes < self._batch_nbytes:
+        if slot.is_seen_by_forks or slot.nbytes < self._batch_nbytes:
             self._retire(slot)
         else:
             self._free.append(slot)
 
     def _retire(self, slot: Slot) -> None:
-        """Drop a slot that batches have outgrown, and its segment with the last of its slots."""
+        """Drop a slot that is not used again, and its segment with the last of its slots."""
         segment = self._segments[slot.segment]
         segment.slots.remove(slot)
         self._count -= 1
@@ -433,6 +419,8 @@ class Ring:
         """
         if not self._free:
             return False
+        if self._free[-1].used_nbytes >= self._batch_nbytes:
+            return True
         more = max(0, self._batch_nbytes - self._free[-1].used_nbytes) if self._sparse else 0
         if not more:
             return True
@@ -447,7 +435,7 @@ class Ring:
 
     def _count_in_use(self) -> int:
         """Return how many slots are neither free nor held by the user."""
-        return self._count - len(self._free) - len(self._leases) - len(self._read_by_forks)
+        return self._count - len(self._free) - len(self._leases)
 
     def _all_slots(self) -> list[Slot]:
         return [slot for segment in list(self._segments.values()) for slot in list(segment.slots)]

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from penstock.loader.transport.forked_readers import ForkedReaders
-
 
 class PageLock(Protocol):
     """Keeps memory page-locked for a device (see `penstock.device.Registration`, which workers must not import)."""
@@ -45,16 +43,11 @@ class Slot:
     """Of its page-locked memory."""
     place: tuple[bool, int, int, int] = field(init=False)
     """As tasks have it: that there is a slot, its segment, offset and size."""
-    readers: list[ForkedReaders] = field(default_factory=list)
-    """Processes that were forked while the user held it."""
+    is_seen_by_forks: bool = False
+    """Whether a process was forked while the user held it, which may read it at any time: it must not be reused."""
 
     def __post_init__(self) -> None:
         self.place = True, self.segment, self.offset, self.nbytes
-
-    def is_read_by_forks(self) -> bool:
-        """Return whether a process that was forked while the user held the slot still lives."""
-        self.readers = [readers for readers in self.readers if not readers.have_gone()]
-        return bool(self.readers)
 
     def move(self, to: SlotState, before: SlotState, or_before: SlotState | None = None) -> None:
         """Change state, from one of these only."""

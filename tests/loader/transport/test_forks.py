@@ -1,4 +1,4 @@
-"""Memory that a forked process may read is not written to, and comes back when the process has ended."""
+"""Memory that a forked process may read is not written to again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.core.shared_segment import PrivateSegment, create
-from penstock.loader.transport.forked_readers import ForkedReaders
 from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot, SlotState
+from penstock.loader.transport.slot import Slot
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs shared memory")
 
@@ -48,31 +47,39 @@ def held_slot(ring: Ring) -> tuple[Slot, np.ndarray]:
     return slot, ring.lend(slot)
 
 
-def test_a_slot_that_was_held_at_a_fork_is_free_when_all_who_may_read_it_have_ended() -> None:
+def test_a_slot_that_was_held_at_a_fork_is_not_used_again() -> None:
     ring = Ring(create, 1 << 20)
     slot, memory = held_slot(ring)
-    children = [Child(), Child()]
+    memory[:100] = 5
+    child = Child()
     del memory
-    for child in children:
-        assert ring.acquire(1) is not slot
-        assert slot.state is SlotState.HELD
-        child.end()
-    assert ring.acquire(1) is slot
-    ring.close()
-
-
-def test_a_slot_that_is_held_through_several_forks_waits_for_all_of_them() -> None:
-    ring = Ring(create, 1 << 20)
-    slot, memory = held_slot(ring)
-    first = Child()
-    assert slot.is_read_by_forks()  # who is forked from now on joins others
-    second = Child()
-    del memory
-    first.end()
+    assert all(ring.acquire(1) is not slot for _ in range(3))
+    child.end()
     assert ring.acquire(1) is not slot
-    second.end()
-    assert ring.acquire(1) is slot
     ring.close()
+
+
+def test_a_process_that_was_forked_still_reads_the_batch_that_its_parent_has_dropped() -> None:
+    ring = Ring(create, 1 << 20)
+    _, memory = held_slot(ring)
+    memory[:100] = 5
+    is_dropped, found = FORK.Event(), FORK.SimpleQueue()
+
+    def read(batch: np.ndarray) -> None:
+        is_dropped.wait()
+        found.put(batch[:100].tolist())
+
+    process = FORK.Process(target=read, args=(memory,))
+    process.start()
+    del memory
+    for _ in range(8):  # all that there is, and the segment of the slot is dropped with its last one
+        slot = ring.acquire(1)
+        if slot is not None:
+            np.frombuffer(slot.memory, np.uint8)[:100] = 7
+    ring.close()
+    is_dropped.set()
+    assert found.get() == [5] * 100
+    process.join()
 
 
 def test_a_slot_that_was_not_held_at_a_fork_is_reused_at_once() -> None:
@@ -126,11 +133,3 @@ def test_a_forked_process_fills_slots_of_its_own() -> None:
     assert child.result > 0
     assert not np.frombuffer(slot.memory, np.uint8)[:100].any()
     ring.close()
-
-
-def test_readers_are_told_apart_by_when_they_were_forked() -> None:
-    nobody = ForkedReaders()
-    assert nobody.have_gone()
-    child = Child()  # too late to be one of them
-    assert nobody.have_gone()
-    child.end()
