@@ -12,12 +12,14 @@ import sys
 import pytest
 
 import penstock
+import penstock.cli.report
+import penstock.cli.run
 from penstock import cli
 
 
 def test_the_verbs_and_their_flags_are_these() -> None:
     flags = {}
-    for verb in cli.VERBS:
+    for verb in cli.verbs():
         parser = argparse.ArgumentParser()
         verb.add_arguments(parser)
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
@@ -117,17 +119,17 @@ def test_an_interrupt_is_a_line_and_the_status_of_one(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.Report, "run", interrupted)
+    monkeypatch.setattr(cli.report.Report, "run", interrupted)
     assert cli.main(["report", "run.json"]) == 130
     assert capsys.readouterr().err == "penstock: interrupted\n"
-    monkeypatch.setattr(cli.Run, "run", interrupted)
+    monkeypatch.setattr(cli.run.Run, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):  # the program's own
         cli.main(["run", "train.py"])
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:
     show = (
-        "from penstock import cli; cli.Report.run = lambda *_: print('x' * 10**6) or 0; "
+        "from penstock import cli; from penstock.cli.report import Report; Report.run = lambda *_: print('x' * 10**6) or 0; "
         "raise SystemExit(cli.main(['report', 'run.json']))"
     )
     reader = subprocess.run(["sh", "-c", f'{sys.executable} -c "$0" | head -c 1', show], capture_output=True, text=True)
@@ -137,7 +139,7 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_a_full_disk_behind_the_output_is_one_line() -> None:
     show = (
-        "from penstock import cli; cli.Report.run = lambda *_: print('x' * 10**6) or 0; "
+        "from penstock import cli; from penstock.cli.report import Report; Report.run = lambda *_: print('x' * 10**6) or 0; "
         "raise SystemExit(cli.main(['report', 'run.json']))"
     )
     done = subprocess.run(["sh", "-c", f'{sys.executable} -c "$0" > /dev/full', show], capture_output=True, text=True)
@@ -214,7 +216,7 @@ def test_an_option_behind_the_script_is_noted_unless_the_script_has_it(
 def test_no_command_at_all_shows_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     text = capsys.readouterr().err
-    assert [verb.name for verb in cli.VERBS if f"\n    {verb.name} " not in text] == []
+    assert [verb.name for verb in cli.verbs() if f"\n    {verb.name} " not in text] == []
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +229,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     text = capsys.readouterr().out
-    assert all(re.search(rf"^\s+{verb.name}\s", text, re.MULTILINE) for verb in cli.VERBS)
+    assert all(re.search(rf"^\s+{verb.name}\s", text, re.MULTILINE) for verb in cli.verbs())
 
 
 def test_a_file_that_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_the_page_of_commands_has_every_option_of_each() -> None:
     sections = dict(
         re.findall(r"^## penstock (\w+)\n(.*?)(?=^## |\Z)", GENERATED["commands"](), re.MULTILINE | re.DOTALL)
     )
-    assert set(sections) == {verb.name for verb in cli.VERBS}
+    assert set(sections) == {verb.name for verb in cli.verbs()}
     (verbs,) = (one for one in cli.command_parser()._actions if one.choices)
     for name, parser in verbs.choices.items():
         options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
@@ -168,4 +168,4 @@ def test_every_name_that_a_page_for_beginners_has_is_public(name: str) -> None:
     assert {"TrainStep", "open"} & named
     assert [each for each in named if each not in penstock.__all__] == []
     verbs = set(re.findall(r"`(?:\$ )?penstock ([a-z]+)\b", page))
-    assert verbs <= {verb.name for verb in cli.VERBS}
+    assert verbs <= {verb.name for verb in cli.verbs()}

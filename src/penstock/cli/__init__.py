@@ -9,29 +9,29 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from inspect import getdoc
 from typing import NoReturn
 
 from penstock import __version__
-from penstock.cli.convert import Convert
-from penstock.cli.doctor import Doctor
-from penstock.cli.inspect import Inspect
-from penstock.cli.plan import Plan
-from penstock.cli.report import Report
-from penstock.cli.run import Run, options_of
-from penstock.cli.tune import Tune
 from penstock.cli.verb import Verb
-from penstock.cli.watch import Watch
 from penstock.core.errors import PenstockError
 from penstock.core.urls import shown
-from penstock.launch.isolation import isolation_hint
 
-VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report(), Convert(), Inspect())
+NAMES = ("run", "watch", "doctor", "tune", "plan", "report", "convert", "inspect")
+"""Of the verbs. Each is the class of this name in the module of this name, which is imported when it is asked for: what
+all of them import takes longer than many scripts."""
+
+
+def verbs(*names: str) -> list[Verb]:
+    """Return the verbs of these names; all of them without one."""
+    return [getattr(import_module(f"penstock.cli.{name}"), name.capitalize())() for name in names or NAMES]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
-    parser, words = command_parser(), list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = command_parser(*words[:1]) if words[:1] and words[0] in NAMES else command_parser()
     if not words:
         parser.print_help(sys.stderr)
         return 2
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(args.parser, unknown)
-    if isinstance(args.verb, Run):  # the program handles interrupts and its stdout itself
+    if args.verb.name == "run":  # the program handles interrupts and its stdout itself
         return _run_verb(args)
     try:
         code = _run_verb(args)
@@ -67,16 +67,19 @@ class Parser(argparse.ArgumentParser):
         super().error(shown(message))
 
 
-def command_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; docs/conf.py makes the reference of the commands from it."""
+def command_parser(*names: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line, for all verbs or those of these names.
+
+    docs/conf.py makes the reference of the commands from it.
+    """
     parser = Parser(
         prog="penstock", description="Faster data loading, memory planning and measurements for PyTorch training."
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for verb in VERBS:
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for verb in verbs(*names):
         text = getdoc(verb) or ""
-        sub = verbs.add_parser(
+        sub = commands.add_parser(
             verb.name,
             help=text.splitlines()[0],
             description=text,
@@ -90,7 +93,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 def _suggest_command(parser: argparse.ArgumentParser, word: str) -> None:
     """End with what was probably meant, if the first word is neither a command nor an option."""
-    known = ["--help", "--version", *(verb.name for verb in VERBS)]
+    known = ["--help", "--version", *NAMES]
     if word in [*known, "-h"]:
         return
     if word.endswith(".py"):
@@ -101,7 +104,8 @@ def _suggest_command(parser: argparse.ArgumentParser, word: str) -> None:
 
 def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
     """End with the words that a command does not take, and the option that the first of them is close to."""
-    meant = difflib.get_close_matches(unknown[0], options_of(parser), 1)
+    options = [name for action in parser._actions for name in action.option_strings]
+    meant = difflib.get_close_matches(unknown[0], options, 1)
     hint = f"; did you mean {meant[0]}?" if meant else f"; `{parser.prog} --help` has what it takes"
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
@@ -118,6 +122,8 @@ def _run_verb(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
+        from penstock.launch.isolation import isolation_hint  # imports what is seldom needed
+
         print(f"penstock: {isolation_hint(error)}", file=sys.stderr)
         return 2
     except PenstockError as error:

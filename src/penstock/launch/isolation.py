@@ -7,7 +7,6 @@ environment before the script's, whose torch is then hidden.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
 _TOOLS = {"uv": "uvx", "archive-v0": "uvx", "builds-v0": "uvx", "pipx": "pipx run"}
@@ -26,6 +25,8 @@ def isolation_hint(error: BaseException) -> str | None:
     tool = _tool()
     if tool is None or not _may_be_another_torch(error):
         return None
+    from importlib.metadata import PackageNotFoundError, version  # 30 ms, which most runs need not spend
+
     try:
         torch = f"torch {version('torch')}"
     except PackageNotFoundError:
@@ -40,6 +41,8 @@ def hidden_torch() -> str | None:
     """Return what to do if penstock's environment hides the script's torch by another; else None."""
     if _tool() is None:
         return None
+    from importlib.metadata import distributions
+
     found = list(dict.fromkeys(found.version for found in distributions(name="torch")))
     if len(found) < 2:
         return None

@@ -12,17 +12,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
 from penstock.core.urls import shown
-from penstock.launch.baseline_run import BaselineRun, announcement
 from penstock.launch.isolation import hidden_torch, isolation_hint
 from penstock.launch.outputs import Outputs
 from penstock.launch.patch_torch import TorchPatch, on_torch_import
 from penstock.launch.program import load_program, trim_traceback
 from penstock.launch.session import Session
+
+if TYPE_CHECKING:
+    from penstock.launch.baseline_run import BaselineRun
 
 
 def run(
@@ -81,6 +83,8 @@ def _say(hint: str | None, outputs: Outputs) -> None:
 def _measure_baseline(command: Sequence[str], ranks: Ranks, *, quiet: bool) -> BaselineRun:
     if ranks.world_size > 1:
         raise OptionError("--baseline compares one process; leave it out, or run the script once without torchrun")
+    from penstock.launch.baseline_run import BaselineRun, announcement  # most runs have none
+
     if not quiet:
         print(shown(announcement(command)), file=sys.stderr, flush=True)
     baseline_run = BaselineRun(command)

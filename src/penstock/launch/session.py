@@ -18,7 +18,6 @@ from penstock.core.host import usable_cores
 from penstock.core.ranks import Ranks
 from penstock.core.urls import redact_command
 from penstock.launch import finalize
-from penstock.launch.baseline_run import BaselineRun
 from penstock.launch.live_output import LiveOutput
 from penstock.launch.outputs import Outputs
 from penstock.launch.rank_files import RankFiles
@@ -36,6 +35,7 @@ from penstock.observe.record.run_record import RunRecord
 from penstock.observe.record.timeline import Timeline
 
 if TYPE_CHECKING:
+    from penstock.launch.baseline_run import BaselineRun
     from penstock.loader.counters import Counters
     from penstock.observe.live.prometheus import Endpoint
 
