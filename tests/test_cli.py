@@ -129,8 +129,8 @@ def test_an_interrupt_is_a_line_and_the_status_of_one(
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:
     show = (
-        "from penstock import cli; from penstock.cli.report import Report; Report.run = lambda *_: print('x' * 10**6) or 0; "
-        "raise SystemExit(cli.main(['report', 'run.json']))"
+        "from penstock.cli.report import Report; Report.run = lambda *_: print('x' * 10**6) or 0; "
+        "from penstock.cli import main; raise SystemExit(main(['report', 'run.json']))"
     )
     reader = subprocess.run(["sh", "-c", f'{sys.executable} -c "$0" | head -c 1', show], capture_output=True, text=True)
     assert (reader.stdout, reader.stderr) == ("x", "")
@@ -139,8 +139,8 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_a_full_disk_behind_the_output_is_one_line() -> None:
     show = (
-        "from penstock import cli; from penstock.cli.report import Report; Report.run = lambda *_: print('x' * 10**6) or 0; "
-        "raise SystemExit(cli.main(['report', 'run.json']))"
+        "from penstock.cli.report import Report; Report.run = lambda *_: print('x' * 10**6) or 0; "
+        "from penstock.cli import main; raise SystemExit(main(['report', 'run.json']))"
     )
     done = subprocess.run(["sh", "-c", f'{sys.executable} -c "$0" > /dev/full', show], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "penstock: the output cannot be written: No space left on device\n")

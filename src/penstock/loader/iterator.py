@@ -43,7 +43,7 @@ class LoaderIterator(_BaseDataLoaderIter):
 
     _profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
-    _frames_to_loop = 4
+    _frames_to_loop = 3
     """From where a length is warned of to the loop's line, as which torch's warning comes."""
 
     # What programs read of torch's iterator; to set one is an AttributeError.
@@ -151,22 +151,18 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._returned_ns = returned = time.perf_counter_ns()
             counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns - counted_ns
             counters.transport_ns += returned - began - counted_ns
+        epoch, yielded = self._epoch, self._yielded
         if counters.recorder is not None:
-            counters.recorder.add_turn(stepped, began, returned, counters.epochs, self._yielded)
-        self._note_handed_out()
-        return batch
-
-    def _note_handed_out(self) -> None:
-        """Note the batch that is handed out now."""
-        epoch = self._epoch
+            counters.recorder.add_turn(stepped, began, returned, counters.epochs, yielded)
         if epoch.stream_epoch is not None:
             self._check_epoch()
         epoch.consume(self.pipeline.batches.consumed)
-        epoch.handed_out = self._yielded = yielded = self._yielded + 1
-        if yielded == 1:
-            self._counters.first_batch_ns = self._returned_ns - self._began_ns
+        if not yielded:
+            counters.first_batch_ns = returned - self._began_ns
+        epoch.handed_out = self._yielded = yielded = yielded + 1
         if self._announced is not None and yielded > self._announced:
             self._warn_of_length()
+        return batch
 
     def _next_recorded(self) -> Any:
         with torch.autograd.profiler.record_function(self._profile_name):
@@ -174,13 +170,14 @@ class LoaderIterator(_BaseDataLoaderIter):
 
     def _next_batch(self) -> Any:
         pipeline = self.pipeline
+        batches = pipeline.batches
         try:
-            batch = pipeline.batches.next_batch()
+            batch = batches.next_batch()
         except StopIteration:
             self._check_count(len(pipeline.scheduler.consumed_since))
             raise
-        if len(pipeline.batches.consumed) > 1:
-            self._check_count(len(pipeline.batches.consumed) - 1)
+        if len(batches.consumed) > 1:
+            self._check_count(len(batches.consumed) - 1)
         return batch if pipeline.finish_pinning is None else pipeline.finish_pinning(batch)
 
     def _check_count(self, empty: int) -> None:
@@ -274,7 +271,7 @@ class _PersistentIterator(_WorkersIterator):
     threads the older ones are over.
     """
 
-    _frames_to_loop = 5
+    _frames_to_loop = 4
 
     def __init__(self, runtime: LoaderRuntime) -> None:
         self._one_at_a_time = threading.RLock()

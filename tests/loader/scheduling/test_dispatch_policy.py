@@ -19,16 +19,16 @@ def test_on_demand_the_window_is_torchs() -> None:
     dispatch = make_dispatch("demand", workers=3)
     dispatch.learn(SLOW_NS)
     dispatch.starved(100 * SLOW_NS)
-    assert dispatch.window() == 6
+    assert dispatch.max_in_flight == 6
 
 
 def test_time_lost_long_ago_is_forgotten() -> None:
     dispatch = make_dispatch("round_robin", may_run_ahead=True)
-    assert dispatch.window() == 4
+    assert dispatch.max_in_flight == 4
     for _ in range(1000):
         dispatch.learn(SLOW_NS)
         dispatch.starved(SLOW_NS // 100)
-    assert dispatch.window() == 4
+    assert dispatch.max_in_flight == 4
 
 
 def test_where_each_worker_keeps_to_its_own_batches_the_window_widens_for_all_of_them_and_is_kept() -> None:
@@ -36,18 +36,18 @@ def test_where_each_worker_keeps_to_its_own_batches_the_window_widens_for_all_of
     dispatch.learn(SLOW_NS)
     seen = []
     for _ in range(9):
-        seen.append(dispatch.window())
+        seen.append(dispatch.max_in_flight)
         dispatch.starved(8 * SLOW_NS + 1)
     assert seen == [4, 6, 8, 10, 12, 14, 16, 16, 16]
     assert dispatch.drawn_ahead == 4
-    assert make_dispatch("round_robin", may_run_ahead=True, previous=dispatch).window() == 16
+    assert make_dispatch("round_robin", may_run_ahead=True, previous=dispatch).max_in_flight == 16
 
 
 def test_where_the_sampler_could_tell_the_window_is_torchs() -> None:
     dispatch = make_dispatch("round_robin")
     dispatch.learn(SLOW_NS)
     dispatch.starved(100 * SLOW_NS)
-    assert dispatch.window() == 4
+    assert dispatch.max_in_flight == 4
 
 
 def test_in_order_the_next_active_worker_is_always_next() -> None:

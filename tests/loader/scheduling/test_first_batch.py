@@ -24,6 +24,7 @@ from penstock.loader.scheduling.batch import Batch
 from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.workers.process_ends import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
+from penstock.loader.workers.task import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -71,9 +72,10 @@ def test_batches_that_take_much_memory_limit_the_workers(monkeypatch) -> None:
     monkeypatch.setattr(first_batch, "available_nbytes", lambda: 8 << 30)
     monkeypatch.setattr(first_batch, "private_nbytes", lambda pid: 10 << 20)
     waited = Batch(0, [0], None)
-    waited.work_ns, waited.busy_ns = 100 * MS, MS
+    waited.result = Result()
+    waited.result.fetch_ns, waited.result.busy_ns = 100 * MS, MS
     assert chosen(FakePool(), waited) == 32
-    waited.nbytes = 246 << 20  # two of them, and twice 10 MiB: a quarter of 8 GiB holds four of that
+    waited.result.nbytes = 246 << 20  # two of them, and twice 10 MiB: a quarter of 8 GiB holds four of that
     assert chosen(FakePool(), waited) == 4
 
 

@@ -13,7 +13,7 @@ from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.transport import codec
 from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
 from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot, SlotState
+from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.task import Result
 
 
@@ -31,22 +31,12 @@ class Batch:
 
     tasks_left: int = 0
     """Tasks that have no result yet: one, or none."""
-    envelope: bytes | None = None
-    value: Any = None
-    """The batch itself, if a thread of the training process has made it, and not in its slot."""
-    has_value: bool = False
+    result: Result = Result()
+    """Of its task, when that is there."""
     error: Any = None
     is_empty: bool = False
     """There is nothing to hand out: the stream has ended, or all samples were skipped."""
     cancelled: bool = False
-    state: Any = None
-    """The state of its shard after it."""
-    has_ended: bool = False
-    """Its shard is exhausted."""
-    samples: int = 0
-    nbytes: int = 0
-    work_ns: int = 0
-    busy_ns: int = 0
 
     def __init__(self, number: int, indices: Any, slot: Slot | None, worker: int | None = None) -> None:
         self.number = number
@@ -57,38 +47,33 @@ class Batch:
     @property
     def consumed(self) -> Consumed:
         """What handing it out consumes."""
-        return Consumed(self.number, self.worker or 0, self.state, self.has_ended)
+        result = self.result
+        return Consumed(self.number, self.worker or 0, result.state, result.ended)
 
-    def add_result(self, result: Result, ring: Ring) -> None:
-        """Add the result of its task; `ring` is that of the slot."""
-        self.work_ns += result.fetch_ns + result.collate_ns
-        self.busy_ns += result.busy_ns
-        self.state = result.state
-        self.samples, self.nbytes = result.samples, result.nbytes
-        if result.envelope is not None:
-            self.envelope = result.envelope
+    @property
+    def work_ns(self) -> int:
+        """How long its worker took."""
+        return self.result.fetch_ns + self.result.collate_ns
+
+    def finish(self, result: Result, ring: Ring) -> None:
+        """Take the result of its task: commit the slot, or free it if it holds nothing. `ring` is that of the slot."""
+        self.result = result
+        self.error, slot, envelope = result.error, self.slot, result.envelope
+        if envelope is not None:
             if result.oversize is not None:
                 self.drop(ring)
                 try:
                     self.slot = ring.adopt(result.oversize, result.nbytes)
                 except TransportError as error:
                     self.error = error
-        elif result.is_batch:
-            self.value, self.has_value = result.batch, True
-        elif result.error is not None:
-            self.error = result.error
-        else:
-            self.is_empty, self.has_ended = result.ended or result.empty, result.ended
-
-    def settle(self, ring: Ring) -> None:
-        """Commit the slot, or free it if it holds nothing; called when its task has a result."""
-        slot = self.slot
-        if slot is None:
-            return
-        if self.is_empty or self.has_value or (self.envelope is not None and codec.is_inline(self.envelope)):
+            elif slot is not None:
+                if codec.is_inline(envelope):
+                    self.drop(ring)
+                else:
+                    ring.commit(slot, result.nbytes)
+        elif self.error is None:
+            self.is_empty = not result.is_batch
             self.drop(ring)
-        elif self.error is None and slot.state is SlotState.FILLING:
-            ring.commit(slot, self.nbytes)
 
     def drop(self, ring: Ring) -> None:
         """Free the slot; the batch will not be handed out of it."""
@@ -122,12 +107,12 @@ class Opener:
         """Count a batch that is handed out."""
         counters = self.counters
         counters.batches += 1
-        counters.samples += batch.samples
-        counters.nbytes += batch.nbytes
+        counters.samples += batch.result.samples
+        counters.nbytes += batch.result.nbytes
 
     def plan_of(self, batch: Batch) -> EnvelopePlan | None:
         """Return the plan of a batch, once: each look counts as another batch of its kind."""
-        return None if batch.envelope is None else self.plans.of(batch.envelope)
+        return None if batch.result.envelope is None else self.plans.of(batch.result.envelope)
 
     def open(self, batch: Batch) -> Any:
         """Return what the user gets."""
@@ -136,19 +121,19 @@ class Opener:
     def opened(self, batch: Batch, plan: EnvelopePlan | None) -> Any:
         """Return a batch on the host, by its plan if it has one."""
         self.count(batch)
-        if batch.has_value:
-            if not batch.nbytes:
-                self.counters.nbytes += self._batch_bytes.of(batch.value)
-            return batch.value
-        envelope, slot = batch.envelope, batch.slot
-        assert envelope is not None
+        result, slot = batch.result, batch.slot
+        envelope = result.envelope
+        if envelope is None:
+            if not result.nbytes:
+                self.counters.nbytes += self._batch_bytes.of(result.batch)
+            return result.batch
         if slot is None:
-            self.counters.nbytes += codec.nbytes_of(envelope) - batch.nbytes
+            self.counters.nbytes += codec.nbytes_of(envelope) - result.nbytes
             self.counters.inline_batches += 1
             if plan is None:
                 return codec.decode(envelope, None)
             return plan.open(codec.inline_memory(envelope, plan.inline_start))
-        memory = _lend(self.ring, slot, batch.nbytes)
+        memory = _lend(self.ring, slot, result.nbytes)
         return codec.decode(envelope, memory) if plan is None else plan.open(memory)
 
 

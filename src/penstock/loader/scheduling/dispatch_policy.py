@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from penstock.loader.scheduling.batches_in_flight import BatchWindow
+
 Mode = Literal["demand", "round_robin", "stream"]
 
 _MOST_AHEAD = 4
@@ -50,11 +52,16 @@ class Dispatch:
         self.mode: Mode = mode
         self.reason = reason
         self.prefetch_factor = prefetch_factor
-        self.resize(workers)
         self._may_run_ahead = may_run_ahead and mode == "round_robin"
         self._batch_ns: float = previous._batch_ns if previous is not None else 0.0
         self._lost_ns = 0.0
         self._window: int = previous._window if previous is not None else 0
+        self.max_in_flight = 0
+        """How many batches may be under way: as many as torch's, or a number that `starved` widens.
+
+        Where each worker keeps to its own batches and one is slow, the others need more.
+        """
+        self.resize(workers)
 
     def begin_epoch(self, shards: Sequence[bool] = (), turn: int = 0) -> None:
         """Reset what belongs to one epoch.
@@ -74,6 +81,7 @@ class Dispatch:
         self.workers = workers
         self.drawn_ahead = self.prefetch_factor * workers
         """How many batches torch would have drawn from the sampler ahead of the loop."""
+        self._fit()
 
     def add_workers(self, workers: int, sent: int) -> None:
         """Set how many workers there are for an epoch of which no worker has been given a second batch.
@@ -93,20 +101,16 @@ class Dispatch:
         self._lost_ns *= _DECAY
         self._batch_ns = batch_ns if not self._batch_ns else 0.8 * self._batch_ns + 0.2 * batch_ns
 
-    def window(self) -> int:
-        """Return how many batches may be under way: as many as torch's, or a number that `starved` widens.
-
-        Where each worker keeps to its own batches and one is slow, the others need more.
-        """
+    def _fit(self) -> None:
         torchs = self.drawn_ahead
-        if not self._may_run_ahead:
-            return torchs
-        self._window = max(torchs, min(self._window, _MOST_AHEAD * torchs))
-        return self._window
+        if self._may_run_ahead:
+            self._window = max(torchs, min(self._window, _MOST_AHEAD * torchs))
+        self.max_in_flight = self._window if self._may_run_ahead else torchs
 
-    def idle(self, tasks: int) -> int:
-        """Return how many workers have nothing to do while `tasks` are under way."""
-        return self.load.count(0) if self.mode == "round_robin" else max(0, self.workers - tasks)
+    def idle(self, window: BatchWindow) -> int:
+        """Return how many workers have nothing to do while these batches are under way."""
+        is_own = self.mode == "round_robin"
+        return self.load.count(0) if is_own else max(0, self.workers - window.tasks_left())
 
     def starved(self, lost_ns: int) -> None:
         """Record that the step waited while workers were idle for `lost_ns` (summed over workers).
@@ -118,6 +122,7 @@ class Dispatch:
         if self._window and self._lost_ns > _UNEVEN * self.workers * self._batch_ns:
             self._window += self.workers
             self._lost_ns = 0
+            self._fit()
 
     def next_taker(self, *, in_order: bool, most: int) -> int | None:
         """Return the worker (or the shard) that torch would give the next batch to; None when it would wait.

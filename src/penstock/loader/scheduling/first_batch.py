@@ -46,7 +46,7 @@ class FirstBatch:
         """
         cost = None if batch is None or has_crashed or batch.error is not None else self._cost(batch, passed_ns)
         if cost is not None and batch is not None:
-            self._auto.plan_first(*cost, batches=self._batches, most=self._most_in_memory(batch.nbytes))
+            self._auto.plan_first(*cost, batches=self._batches, most=self._most_in_memory(batch.result.nbytes))
         return self._plan()
 
     def limit(self, workers: int) -> bool:
@@ -67,7 +67,7 @@ class FirstBatch:
     def _cost(self, batch: Batch, passed_ns: int) -> tuple[int, int] | None:
         """Return how long the batch takes, and how much of that is computing; None if nobody knows."""
         if batch.tasks_left == 0:
-            return batch.work_ns, batch.busy_ns
+            return batch.work_ns, batch.result.busy_ns
         pid = self._pool.processes[0].pid
         times = process_times(pid or 0)
         if times is None or not self._pool.is_ready(0):

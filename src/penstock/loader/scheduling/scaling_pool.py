@@ -57,7 +57,7 @@ class ScalingPool:
             handling_ns=now[1] - before[1],
             wait_ns=now[2] - before[2],
             work_ns=batch.work_ns,
-            busy_ns=batch.busy_ns,
+            busy_ns=batch.result.busy_ns,
         )
         if self._dispatch.mode != "demand":
             auto.note(timing)

@@ -34,6 +34,9 @@ from penstock.loader.workers.stream_shard import StreamShard
 from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.worker_spec import WorkerSpec
 
+_LOST_NS = 50_000
+"""Shorter waits tell nothing about idle workers."""
+
 
 class Scheduler:
     """Runs epochs on one pool; the loader's iterator asks it for batch after batch.
@@ -182,21 +185,21 @@ class Scheduler:
             batch = self._window.pop_ready()
             if batch is not None:
                 return self._hand_out(batch)
-            self._send_more()
-            if self._is_over:
+            if self._window.under_way < self._dispatch.max_in_flight:
+                self._send_more()
+            if not self._window.under_way and self._is_over:
                 raise StopIteration
             self._wait()
 
     def try_next(self) -> tuple[Any] | None:
         """Return the next batch, in a tuple, if it is finished; raises as `next_batch` does."""
-        batch = self._window.pop_ready()
-        if batch is None:
-            self._handle(self.pool.collect(0.0))
-            batch = self._window.pop_ready()
-            if batch is None:
+        while (batch := self._window.pop_ready()) is None:
+            events = self.pool.collect(0.0)
+            if not events:
                 if self._is_over:
                     raise StopIteration
                 return None
+            self._handle(events)
         return (self._hand_out(batch),)
 
     @property
@@ -221,7 +224,7 @@ class Scheduler:
     def _send_more(self, most: int | None = None) -> None:
         """Send batches until as many are under way as there may be, or `most`."""
         dispatch, window, drawn = self._dispatch, self._window, self._drawn
-        limit = dispatch.window()
+        limit = dispatch.max_in_flight
         if most is not None and most < limit:
             limit = most
         while not self._exhausted and window.under_way + drawn.failures < limit:
@@ -271,15 +274,14 @@ class Scheduler:
     # ── results ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _wait(self) -> None:
-        idle = 0 if self._exhausted else self._dispatch.idle(self._window.tasks_left())
         began = time.perf_counter_ns()
         events = self.pool.collect(self._timeout_s)
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
         if self._counters.recorder is not None:
             self._counters.recorder.add_wait(began, began + waited_ns, self._counters.epochs, self._window.next_out)
-        if idle:
-            self._dispatch.starved(waited_ns * idle)
+        if waited_ns > _LOST_NS and not self._exhausted:
+            self._dispatch.starved(waited_ns * self._dispatch.idle(self._window))
         if not events:
             raise WorkerTimeoutError(self._describe_timeout())
         self._handle(events)
@@ -301,24 +303,28 @@ class Scheduler:
                 result.oversize.close()
             self._retire_cancelled(task)
             return
-        counters = self._counters
-        counters.fetch_ns += result.fetch_ns
-        counters.collate_ns += result.collate_ns
-        asleep_ns = result.fetch_ns + result.collate_ns - result.busy_ns
-        if asleep_ns > 0:
-            counters.asleep_ns += asleep_ns
+        counters, fetch_ns, collate_ns = self._counters, result.fetch_ns, result.collate_ns
+        counters.fetch_ns += fetch_ns
+        counters.collate_ns += collate_ns
+        if result.busy_ns < fetch_ns + collate_ns:
+            counters.asleep_ns += fetch_ns + collate_ns - result.busy_ns
         if counters.recorder is not None:
             _record(counters.recorder, result, task, counters.epochs)
         if result.skipped:
             counters.skip(result.skipped)
         batch.tasks_left -= 1
-        if self._shards and not result.ended:
-            self._shards[task.shard] = self._shards[task.shard].after(self._stream_batch(task), result.state)
-        batch.add_result(result, self._ring)
-        if batch.has_ended:
-            self._dispatch.active[task.shard] = False
-            self._shards[task.shard] = replace(self._shards[task.shard], has_ended=True)
+        if self._shards:
+            self._advance_shard(task, result)
+        batch.finish(result, self._ring)
         self._settle(batch)
+
+    def _advance_shard(self, task: Task, result: Result) -> None:
+        shard = self._shards[task.shard]
+        if result.ended:
+            self._dispatch.active[task.shard] = False
+            self._shards[task.shard] = replace(shard, has_ended=True)
+        else:
+            self._shards[task.shard] = shard.after(self._stream_batch(task), result.state)
 
     def _stream_batch(self, task: Task) -> int | None:
         """Return the size of a batch of an iterable dataset; None for a map-style one."""
@@ -331,7 +337,6 @@ class Scheduler:
         dispatch = self._dispatch
         if batch.worker is not None:
             dispatch.load[batch.worker] -= 1
-        batch.settle(self._ring)
         if batch.error is None and not batch.is_empty:
             dispatch.learn(batch.work_ns)
         if not self._in_order:
@@ -398,6 +403,7 @@ class Scheduler:
                 self._submit(batch, kept, task.worker)
             else:
                 batch.is_empty = True
+                batch.drop(self._ring)
         if batch.tasks_left == 0:
             self._settle(batch)
 

@@ -6,6 +6,7 @@ to the batch. They are views of the slot; or tensors on a device, see `to_device
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,17 +37,23 @@ class EnvelopePlan:
         self.on_device: Any = None
         """What `to_device.copy_plan` keeps here."""
         self._views = [
-            (offset, node.dtype, node.elements, None if node.is_flat else node)
+            (partial(torch.frombuffer, dtype=node.dtype, count=node.elements, offset=offset), *_shape(node))
             for offset, node in zip(self.offsets, self.nodes, strict=True)
         ]
 
     def open(self, memory: np.ndarray) -> Any:
         """Return the batch as views of the memory (uint8) of its slot, or of its envelope's buffers."""
         tensors = []
-        for offset, dtype, count, node in self._views:
-            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
-            tensors.append(flat if node is None else node.of(flat))
+        for view, size, of in self._views:
+            flat = view(memory)
+            tensors.append(flat if size is None else flat.view(size) if of is None else of(flat))
         return self.build(tensors)
+
+
+def _shape(node: plain_tree.TensorNode) -> tuple[Any, Any]:
+    """Return what a flat tensor becomes: another size (None if it stays flat), or what a function makes of it."""
+    is_dense = node.stride is None and not node.requires_grad
+    return (None if node.is_flat else node.size), None if is_dense else node.of
 
 
 class EnvelopePlans:

@@ -318,7 +318,8 @@ class ProcessPool:
         """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
         results = self._receive_results()
         if results and not self._retiring:  # else one may have ended, and frees its number
-            self._flush_all()
+            if self._waiting or self._has_unsent:
+                self._flush_all()
             return results
         return self._collect(results, timeout_s)
 
