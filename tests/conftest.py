@@ -16,7 +16,6 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import effort
 import preloaded
@@ -54,7 +53,6 @@ class Belongings:
     @classmethod
     def now(cls) -> Belongings:
         multiprocessing.active_children()  # reaps those that have ended
-        _leave_template()
         return cls(
             processes=frozenset(_descendants()),
             threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
@@ -217,15 +215,6 @@ def _descendants() -> list[str]:
             if pid not in helpers | _SERVERS and not _is_resource_tracker(pid):
                 found.append(f"{name} (pid {pid})")
     return found
-
-
-def _leave_template() -> None:
-    """End what spawned workers are forked from. (pytest writes each test's name into the environment, so no two tests
-    could have the same.)"""
-    module: Any = sys.modules.get("penstock.loader.workers.spawn.spawn_template")
-    if module is not None:
-        module.leave()
-        module.reap()
 
 
 def _children(parent: int) -> list[int]:

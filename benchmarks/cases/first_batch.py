@@ -1,7 +1,7 @@
 """Time to the first batch: from constructing the loader to receiving a batch of 64 float images, two workers.
 
 Every repeat is a fresh interpreter that has imported only what a script imports: a cold start. The second epoch of the
-same loader, whose workers do not persist, is the warm start. By forkserver or spawn, a cold start cannot take less than
+same loader, whose workers do not persist, is the warm start. By forkserver, a cold start cannot take less than
 an interpreter that imports torch and does nothing else, which is timed in the same rounds. Modules are compiled before,
 as an installer compiles them.
 """
@@ -23,7 +23,8 @@ from benchmarks.fresh_process import probe
 from benchmarks.interleaved import RunOptions, interleave
 from benchmarks.workloads import images
 
-METHODS = ("fork", "forkserver", "spawn")
+METHODS = ("fork", "forkserver")
+"""Not spawn, of which each worker imports torch, whatever the loader."""
 
 
 def run(options: RunOptions) -> list[Result]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from penstock.core.interpreter import arguments_of
-from penstock.loader.workers.spawn.spawn_template import Template
 
 RUN = "with open({!r}, 'a') as ran:\n    ran.write(__name__ + ' ')\nraise SystemExit(9)\n"
 COMMAND = "import sys\nfrom penstock.cli import main\nsys.exit(main())\n"
@@ -82,18 +80,6 @@ def test_a_baseline_run_gives_the_program_the_path_of_python_and_imports_nothing
     subprocess.run([sys.executable, str(program), str(seen)], cwd=strangers.path, check=True)
     by_torch, by_penstock, by_python = seen.read_text().splitlines()
     assert by_torch == by_penstock == by_python
-    assert strangers.ran() == ""
-
-
-@pytest.mark.slow
-def test_the_template_of_spawned_workers_imports_nothing_from_the_current_folder(
-    strangers: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(strangers.path)
-    template = Template()
-    template.socket.shutdown(socket.SHUT_WR)  # it ends as soon as it serves
-    assert os.waitstatus_to_exitcode(os.waitpid(template.pid, 0)[1]) == 0
-    template.socket.close()
     assert strangers.ran() == ""
 
 

@@ -39,8 +39,6 @@ from multiprocessing import popen_fork, popen_spawn_posix
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.loader.workers.spawn import spawn_template
-
 SERVER = "PENSTOCK_TESTS_PYTHON_SERVER"
 """The environment variable with the path of the server's socket."""
 
@@ -125,7 +123,6 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
     patch(subprocess, "Popen", PreloadedPopen)
     patch(multiprocessing.util, "spawnv_passfds", _spawn)
     patch(popen_spawn_posix.Popen, "poll", _poll)
-    patch(spawn_template, "failures", [os.getpid()])  # workers come from the server, and not from a template
 
 
 _spawned: dict[int, PreloadedPopen] = {}

@@ -284,7 +284,6 @@ class DataLoader(TorchDataLoader[T_co]):
             self._penstock_runtime.auto_workers, auto.is_persistent = auto, persistent_workers
         elif config.is_auto:
             enable_autoscaling(self)
-        _warm_up(config_of(self))
         for observer in observers:
             observer(self)
 
@@ -473,14 +472,6 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
     most_waiting = max(most, MOST_WAITING_WORKERS)
     auto = runtime.auto_workers = AutoWorkers(workers=fixed, most=most, most_waiting=most_waiting)
     auto.asked, auto.is_persistent = asked, config.persistent_workers
-
-
-def _warm_up(config: LoaderConfig) -> None:
-    """Have torch imported for spawned workers while the program goes on."""
-    if config.shares_memory and config.start_method == "spawn":
-        from penstock.loader.workers.spawn.spawn_template import warm_up  # imports what only some systems have
-
-        warm_up(config.context)
 
 
 def _with_own_sampler(config: LoaderConfig) -> LoaderConfig:

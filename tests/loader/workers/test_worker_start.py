@@ -227,4 +227,4 @@ def test_what_a_program_has_its_fork_server_import_stays_on_the_list(monkeypatch
         pool._preload()
         names = forkserver._forkserver._preload_modules
         assert names[:2] == ["__main__", "colorsys"]
-        assert names.count("penstock.loader.workers.spawn.preload") == 1
+        assert names.count("penstock.loader.workers.preload") == 1

@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.context import BaseContext, SpawnContext
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -36,7 +36,7 @@ from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.thread_gate import stopped_between_samples
 from penstock.loader.workers.worker_spec import WorkerSpec
 
-_PRELOAD = "penstock.loader.workers.spawn.preload"
+_PRELOAD = "penstock.loader.workers.preload"
 
 _JOIN_S = 5.0
 """How long a worker may take to finish its sample when the pool closes; as torch's DataLoader waits."""
@@ -203,15 +203,6 @@ class ProcessPool:
         """Hold Ctrl-C back while a worker is forked; other start methods lose none, and may wait for a process."""
         return hold_interrupts() if self._start_method() == "fork" else contextlib.nullcontext()
 
-    def _process_class(self) -> type[BaseProcess]:
-        context: Any = self._context
-        if type(context) is SpawnContext:
-            from penstock.loader.workers.spawn.spawn_template import SpawnProcess, can_fork_spawned
-
-            return SpawnProcess if can_fork_spawned(context) else context.Process
-        process_class: type[BaseProcess] = context.Process
-        return process_class
-
     def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
         ours, theirs = channel.pair()
         handle = self._control.handle()
@@ -223,7 +214,8 @@ class ProcessPool:
             control=handle.name if handle.fd is None else Descriptor(handle.fd),  # type: ignore[arg-type]
             lock=Descriptor(self._control.lock_fd),
         )
-        process = self._process_class()(
+        process_class: type[BaseProcess] = self._context.Process  # type: ignore[attr-defined]
+        process = process_class(
             target=process_main.main, args=(replace(options, worker=worker), ends, self._pickled_spec), daemon=True
         )
         if self._is_default:

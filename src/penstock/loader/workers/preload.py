@@ -1,4 +1,4 @@
-"""Imports what every worker needs, in a process that workers are forked from: the template, or the fork server.
+"""Imports what every worker needs, in the fork server that workers are forked from.
 
 Python's garbage collector passes over all objects again and again while torch is imported, and finds nothing: a third
 of the time. So it does not run meanwhile; and after that it leaves what was imported alone, whose memory the forked
