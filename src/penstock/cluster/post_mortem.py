@@ -14,8 +14,8 @@ from typing import Any
 from penstock.cluster import crash_note
 from penstock.cluster.connection import Cluster
 from penstock.cluster.remote_actor import RemoteActor
+from penstock.loader.workers.batch_task import Task
 from penstock.loader.workers.pool import WorkerCrash
-from penstock.loader.workers.task import Task
 
 _NOTE_WAIT_S = 60.0
 """How long it may take to read a dead worker's note, for which Ray starts a process on a machine that may be busy.

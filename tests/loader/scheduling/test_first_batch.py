@@ -22,9 +22,9 @@ from penstock.loader.scheduling import first_batch
 from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch import Batch
 from penstock.loader.scheduling.first_batch import FirstBatch
+from penstock.loader.workers.batch_task import Result
 from penstock.loader.workers.process_ends import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
-from penstock.loader.workers.task import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

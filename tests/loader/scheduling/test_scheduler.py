@@ -16,8 +16,8 @@ from penstock.loader.counters import Counters
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.transport.ring import Ring
+from penstock.loader.workers.batch_task import Result
 from penstock.loader.workers.pool import WorkerCrash
-from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 
 

@@ -14,7 +14,7 @@ from penstock.loader.transport import codec
 from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
-from penstock.loader.workers.task import Result
+from penstock.loader.workers.batch_task import Result
 
 
 class Batch:

@@ -17,8 +17,8 @@ from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.batch_fetcher import BatchFetcher
+from penstock.loader.workers.batch_task import Result
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
-from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _NOTHING = np.empty(0, np.uint8)

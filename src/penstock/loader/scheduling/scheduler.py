@@ -29,9 +29,9 @@ from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.scheduling.scaling_pool import ScalingPool
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
+from penstock.loader.workers.batch_task import Result, Task
 from penstock.loader.workers.pool import Pool, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard
-from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _LOST_NS = 50_000

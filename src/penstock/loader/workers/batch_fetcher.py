@@ -19,10 +19,10 @@ from penstock.core.random_states import keep_states
 from penstock.loader.batch_writer import BatchWriter, arena_needed
 from penstock.loader.collate import collate_samples
 from penstock.loader.transport.arena import Arena, ArenaFullError
+from penstock.loader.workers.batch_task import Result
 from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick, add_origin
 from penstock.loader.workers.sample_seed import Making
-from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _QUICK_NS = 100_000

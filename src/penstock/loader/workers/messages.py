@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, SharedSegment, attach
-from penstock.loader.workers.task import Result, Task
+from penstock.loader.workers.batch_task import Result, Task
 
 TASK = struct.Struct("<QQBqqqIQBB")
 """Head of a task: seq, epoch, has slot, segment, offset, nbytes, shard, epoch's seed, whether the shard's state is

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.shared_segment import SharedSegment
+from penstock.loader.workers.batch_task import Result, Task
 from penstock.loader.workers.stream_shard import StreamShard
-from penstock.loader.workers.task import Result, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ from penstock.loader.transport import channel, codec
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.control_page import IDLE, ControlPage
 from penstock.loader.workers import messages
+from penstock.loader.workers.batch_task import Result, Task
 from penstock.loader.workers.inbox import Inbox
 from penstock.loader.workers.lasting_effects import LastingEffects
 from penstock.loader.workers.pickled_spec import PickledSpec
 from penstock.loader.workers.process_ends import ProcessEnds, ProcessOptions
-from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.worker import CancelledError, ProcessWorker
 
 _ORPHAN_GRACE_S = 5.0

@@ -28,11 +28,11 @@ from penstock.data.stream import Stream
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.workers import messages, process_main
+from penstock.loader.workers.batch_task import Result, Task
 from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
-from penstock.loader.workers.task import Result, Task
 from penstock.loader.workers.thread_gate import stopped_between_samples
 from penstock.loader.workers.worker_spec import WorkerSpec
 

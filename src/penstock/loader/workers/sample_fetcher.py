@@ -13,9 +13,9 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from penstock.loader.workers.batch_task import Result
 from penstock.loader.workers.sample_seed import seed_states
 from penstock.loader.workers.stateful import is_stateful
-from penstock.loader.workers.task import Result
 from penstock.loader.workers.worker_spec import SKIP, WorkerSpec
 
 _LONGEST_ORIGIN = 200
