@@ -8,11 +8,11 @@ import sys
 import penstock
 
 NAMES = """
-BackwardStep Conversion CutCheck DataLoader EvalStep ExtraError Leak Ledger LoaderStatistics Mixture OOMGuard
-OptionError OutOfMemoryError PadCollate PenstockError Plan RankError RecordError ReleasedMemory RingCounts SKIP
-ScriptError Sim Source SourceError StageTimes StateError StepStatistics Storage Stream TokenBatches Tokenized
+BackwardStep Conversion DataLoader EvalStep ExtraError LoaderStatistics Mixture
+OptionError OutOfMemoryError PadCollate PenstockError RankError RecordError RingCounts SKIP
+ScriptError Sim Source SourceError StageTimes StateError Storage Stream TokenBatches Tokenized
 TrainStep TransportError UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError
-__version__ cached convert infer ledger mix open plan ray_dataset release sample_rng sample_seed shared split_batch
+__version__ cached convert infer ledger mix open plan ray_dataset release sample_rng sample_seed shared
 survive_oom watch_leaks
 """
 

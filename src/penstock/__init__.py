@@ -40,19 +40,15 @@ if TYPE_CHECKING:
     from penstock.loader.stateful_loader import DataLoader
     from penstock.loader.workers.sample_seed import sample_rng, sample_seed
     from penstock.loader.workers.worker_spec import SKIP
-    from penstock.memory.accounting.leaks import Leak, watch_leaks
-    from penstock.memory.accounting.ledger import Ledger, ledger
-    from penstock.memory.accounting.release import ReleasedMemory, release
-    from penstock.memory.explain import OutOfMemoryError
+    from penstock.memory.accounting.leaks import watch_leaks
+    from penstock.memory.accounting.ledger import ledger
+    from penstock.memory.accounting.release import release
+    from penstock.memory.backward_step import BackwardStep
+    from penstock.memory.eval_step import EvalStep
     from penstock.memory.frameworks.survive_oom import survive_oom
-    from penstock.memory.microbatch.split import split_batch
     from penstock.memory.planning.planner import plan
-    from penstock.memory.planning.step_variants import Plan
-    from penstock.memory.step.backward_step import BackwardStep
-    from penstock.memory.step.cut_check import CutCheck
-    from penstock.memory.step.eval_step import EvalStep
-    from penstock.memory.step.oom_guard import OOMGuard
-    from penstock.memory.step.train_step import StepStatistics, TrainStep
+    from penstock.memory.recovery.out_of_memory import OutOfMemoryError
+    from penstock.memory.train_step import TrainStep
 
 __version__ = "0.1.0"
 
@@ -60,23 +56,17 @@ __all__ = [
     "SKIP",
     "BackwardStep",
     "Conversion",
-    "CutCheck",
     "DataLoader",
     "EvalStep",
     "ExtraError",
-    "Leak",
-    "Ledger",
     "LoaderStatistics",
     "Mixture",
-    "OOMGuard",
     "OptionError",
     "OutOfMemoryError",
     "PadCollate",
     "PenstockError",
-    "Plan",
     "RankError",
     "RecordError",
-    "ReleasedMemory",
     "RingCounts",
     "ScriptError",
     "Sim",
@@ -84,7 +74,6 @@ __all__ = [
     "SourceError",
     "StageTimes",
     "StateError",
-    "StepStatistics",
     "Storage",
     "Stream",
     "TokenBatches",
@@ -109,7 +98,6 @@ __all__ = [
     "sample_rng",
     "sample_seed",
     "shared",
-    "split_batch",
     "survive_oom",
     "watch_leaks",
 ]
@@ -148,19 +136,15 @@ _HOMES = {
     "penstock.data.formats.tokens.token_batches": ("TokenBatches",),
     "penstock.loader.workers.worker_spec": ("SKIP",),
     "penstock.loader.workers.sample_seed": ("sample_rng", "sample_seed"),
-    "penstock.memory.explain": ("OutOfMemoryError",),
+    "penstock.memory.recovery.out_of_memory": ("OutOfMemoryError",),
     "penstock.memory.frameworks.survive_oom": ("survive_oom",),
-    "penstock.memory.step.backward_step": ("BackwardStep",),
-    "penstock.memory.step.cut_check": ("CutCheck",),
-    "penstock.memory.step.eval_step": ("EvalStep",),
-    "penstock.memory.step.oom_guard": ("OOMGuard",),
-    "penstock.memory.accounting.ledger": ("Ledger", "ledger"),
-    "penstock.memory.accounting.leaks": ("Leak", "watch_leaks"),
-    "penstock.memory.microbatch.split": ("split_batch",),
+    "penstock.memory.backward_step": ("BackwardStep",),
+    "penstock.memory.eval_step": ("EvalStep",),
+    "penstock.memory.accounting.ledger": ("ledger",),
+    "penstock.memory.accounting.leaks": ("watch_leaks",),
     "penstock.memory.planning.planner": ("plan",),
-    "penstock.memory.accounting.release": ("ReleasedMemory", "release"),
-    "penstock.memory.step.train_step": ("StepStatistics", "TrainStep"),
-    "penstock.memory.planning.step_variants": ("Plan",),
+    "penstock.memory.accounting.release": ("release",),
+    "penstock.memory.train_step": ("TrainStep",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

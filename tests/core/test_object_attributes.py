@@ -64,21 +64,18 @@ ALLOWED = {
     "memory/planning/fake_copy.py": ("torch.nn.Module has a dict", {"copy.deepcopy((model, optimizer, batch))"}),
     "memory/planning/repeated_layers.py": ("torch.nn.Module has a dict", {"vars(module)"}),
     "memory/planning/verify_plan.py": ("torch.nn.Module has a dict", {"block.__dict__"}),
-    "memory/recovery/joined_optimizers.py": ("optimizers", {"copy.deepcopy(self.optimizers, memo)"}),
+    "memory/optimizer/joined_optimizers.py": ("optimizers", {"copy.deepcopy(self.optimizers, memo)"}),
     "memory/recovery/state_tree.py": (
         "what a step has changed is put back into the dicts of a model and an optimizer",
         {"hasattr(value, '__dict__')", "one.__dict__", "tensor.__dict__", "value.__dict__"},
     ),
-    "memory/recovery/watched_state.py": (
-        "the same of the object whose method the loss is; classes",
-        {
-            "copy.deepcopy(one.state_dict())",
-            "copy.deepcopy(state)",
-            "function.__dict__",
-            "getattr(owner, '__dict__', None)",
-            "hasattr(function, '__dict__')",
-            "vars(kind)",
-        },
+    "memory/recovery/snapshot.py": (
+        "metrics and the like, that the user names",
+        {"copy.deepcopy(one.state_dict())", "copy.deepcopy(state)"},
+    ),
+    "memory/recovery/outside_names.py": (
+        "the object whose method the loss is; classes",
+        {"getattr(owner, '__dict__', None)", "hasattr(function, '__dict__')", "vars(kind)"},
     ),
     "observe/doctor/contents/origins.py": (
         "a sampler that is not torch's is drawn from a copy, so that its own state stays",

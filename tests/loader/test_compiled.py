@@ -35,7 +35,7 @@ PROGRAM = """
     assert [compiled(loader).item() for loader in (*loaders, later)] == [84.0, 84.0, 84.0]
     from torch._dynamo import trace_rules
     from penstock.loader import iterator
-    from penstock.memory.step import train_step
+    from penstock.memory import train_step
     assert trace_rules.check(iterator.LoaderIterator.__next__)
     assert not trace_rules.check(train_step.TrainStep.__call__)
     print("done")

@@ -14,7 +14,7 @@ from torch import nn
 
 from penstock.memory import explain
 from penstock.memory.accounting.ledger import DeviceBytes
-from penstock.memory.recovery.failure import Failure
+from penstock.memory.recovery.out_of_memory import Failure
 
 GIB = 1 << 30
 

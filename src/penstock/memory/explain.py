@@ -14,20 +14,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from penstock.core.errors import PenstockError
 from penstock.core.units import size_text
 from penstock.memory.accounting.allocator_settings import allocator_findings
 from penstock.memory.accounting.ledger import DeviceBytes, ledger
 from penstock.memory.planning.planner import plan
 from penstock.memory.planning.step_variants import Plan
-from penstock.memory.recovery.failure import Failure
+from penstock.memory.recovery.out_of_memory import Failure
 
 Step = tuple[Callable[[nn.Module, Any], Any], Any]
 """A loss function, and the batch that it failed on."""
-
-
-class OutOfMemoryError(PenstockError, torch.OutOfMemoryError):
-    """Memory ran out, and smaller micro-batches did not help. The message has what would have fitted."""
 
 
 def explain_failure(failure: Failure, model: nn.Module, optimizer: Optimizer | None, step: Step | None = None) -> str:

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import OptionError, split_batch
-from penstock.memory.microbatch.size_search import MicroBatchSizes
-from penstock.memory.microbatch.split import count_samples, part_bounds
+from penstock import OptionError
+from penstock.memory.cutting.micro_batch import MicroBatchSizes
+from penstock.memory.cutting.split import count_samples, part_bounds, split_batch
 
 Pair = namedtuple("Pair", "x y")
 

@@ -14,7 +14,7 @@ from zoo import GPT, classify, cnn, images, per_token, tokens
 
 from penstock import plan
 from penstock.memory.accounting.byte_counter import ByteCounter
-from penstock.memory.microbatch.join import join_outputs
+from penstock.memory.cutting.join import join_outputs
 from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
 from penstock.memory.planning.bf16_training import to_bf16
 

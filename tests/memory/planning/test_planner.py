@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 from zoo import GPT, ZOO, Case, classify, cnn, images, per_token, tokens, vectors
 
-from penstock import OptionError, plan, split_batch
+from penstock import OptionError, plan
+from penstock.memory.cutting.split import split_batch
 from penstock.memory.planning import planner
 from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
 from penstock.memory.planning.fake_run import MODES, Mode

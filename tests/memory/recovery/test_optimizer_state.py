@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from penstock import TrainStep
-from penstock.memory.recovery.optimizer_state import step_without_hooks
+from penstock.memory.optimizer.optimizer_state import step_without_hooks
 
 BATCH = torch.ones(4, 3)
 

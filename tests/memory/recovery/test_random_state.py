@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.memory.recovery import random_state
-from penstock.memory.recovery.random_state import RandomState
+from penstock.memory.recovery.random_state import HostDraws, RandomState
 
 DRAWS: dict[str, Callable[[], object]] = {
     "torch": lambda: torch.rand(3).tolist(),
@@ -47,25 +46,6 @@ def test_two_states_are_equal_until_something_is_drawn(case: str, before: int) -
     assert RandomState.now(()) != state
 
 
-def test_the_state_of_an_unused_generator_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    random.seed(0)
-    np.random.seed(0)
-    RandomState.now(())
-    asked: list[str] = []
-    host = random_state._host
-    monkeypatch.setattr(host._torch, "_get_state", lambda: asked.append("torch"))
-    monkeypatch.setattr(host._python, "_get_state", lambda: asked.append("Python"))
-    monkeypatch.setattr(host._numpy, "_get_state", lambda: asked.append("NumPy"))
-    RandomState.now(())
-    assert asked == []
-    monkeypatch.undo()
-    monkeypatch.setattr(host._python, "_get_state", lambda: asked.append("Python"))
-    torch.rand(1)
-    np.random.rand()
-    RandomState.now(())
-    assert asked == []
-
-
 @pytest.mark.parametrize("reseed", [lambda: random.seed(7), lambda: np.random.seed(7), lambda: torch.manual_seed(7)])
 def test_a_new_seed_changes_the_state(reseed: Callable[[], None]) -> None:
     state = RandomState.now(())
@@ -73,16 +53,18 @@ def test_a_new_seed_changes_the_state(reseed: Callable[[], None]) -> None:
     assert RandomState.now(()) != state
 
 
-def test_states_are_read_where_the_words_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_state, "_can_peek_python", lambda: False)
-    monkeypatch.setattr(random_state, "_find_words", lambda generator: None)
-    monkeypatch.setattr(random_state, "_host", random_state._Host())
-    for draw in (random.random, lambda: torch.rand(()).item()):
-        state = RandomState.now(())
-        drawn = draw()
-        assert RandomState.now(()) != state
-        state.restore()
-        assert draw() == drawn
+def test_the_hosts_generators_are_read_ever_more_rarely_and_always_where_something_draws_from_them() -> None:
+    draws, drawing = HostDraws(), HostDraws()
+    read = []
+    for window in range(9):
+        read.append(draws.are_read)
+        draws.look(RandomState.now((), reads_host=draws.are_read), ())
+        before = RandomState.now((), reads_host=drawing.are_read)
+        if window == 1:
+            random.random()
+        drawing.look(before, ())
+        assert drawing.are_read or window == 0
+    assert [window for window, is_read in enumerate(read) if is_read] == [0, 1, 2, 4, 8]
 
 
 def test_a_state_of_torchs_with_another_normal_number_left_is_another_one() -> None:
@@ -93,12 +75,6 @@ def test_a_state_of_torchs_with_another_normal_number_left_is_another_one() -> N
     state = RandomState.now(())
     torch.set_rng_state(has_one_left)
     assert RandomState.now(()) != state
-
-
-def test_torchs_generator_is_not_compared_where_its_words_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert random_state._find_torch(torch.default_generator).nbytes
-    monkeypatch.setattr(random_state, "_find_words", lambda generator: 24)  # of the head of the object: never changes
-    assert not random_state._find_torch(torch.default_generator).nbytes
 
 
 def test_another_generator_of_numpys_is_read_each_time() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.memory.recovery import optimizer_state
-from penstock.memory.recovery.failure import FailureLog
-from penstock.memory.recovery.optimizer_transaction import StepTransaction
-from penstock.memory.recovery.resume_optimizer import PartialStepError, StepResumption
+from penstock.memory.optimizer import optimizer_state
+from penstock.memory.optimizer.optimizer_transaction import StepTransaction
+from penstock.memory.optimizer.resume_optimizer import PartialStepError, StepResumption
+from penstock.memory.recovery.out_of_memory import FailureLog
 
 PATCHED = [
     (owner, name)
@@ -164,7 +164,7 @@ def test_the_first_step_is_retried_by_operation_and_optimizers_of_the_user_are_s
     params = parameters()
     transaction = StepTransaction(torch.optim.SGD(params, lr=0.1, momentum=0.9), log=FailureLog())
     assert transaction._find_counted() is None
-    assert StepTransaction(Own(copy.deepcopy(params), lr=0.1), log=FailureLog()).whole is not None
+    assert StepTransaction(Own(copy.deepcopy(params), lr=0.1), log=FailureLog())._foreign is not None
 
 
 class Interrupting(torch.optim.SGD):

@@ -13,6 +13,7 @@ from scarcity import FailAt
 from torch import Tensor, nn
 
 from penstock import BackwardStep, OptionError, OutOfMemoryError
+from penstock.memory.backward_step import loss_in
 
 Batch = dict[str, Tensor]
 Loss = Callable[..., Any]
@@ -142,11 +143,12 @@ def test_rules_that_agreed_at_first_are_compared_again_where_they_differ() -> No
 
 
 def test_a_loss_that_couples_samples_is_not_cut() -> None:
-    with pytest.raises(OutOfMemoryError, match=r"was not cut: .*every sample meets every other"):
+    with pytest.raises(OptionError, match="would be cut into micro-batches, and 2 samples in 2 parts have other"):
         trained(negatives_in_batch, batches(6), [], 0.0, micro_batch=2)
 
 
-def test_a_loss_that_could_not_be_tried_is_cut_only_if_it_was_said() -> None:
+@pytest.mark.parametrize("loss_fn", LOSSES)
+def test_how_a_loss_of_which_two_samples_do_not_fit_was_reduced_is_read_from_its_graph(loss_fn: Loss) -> None:
     class Narrow(Tagger):
         def forward(self, x: Tensor) -> Tensor:
             if len(x) > 1:
@@ -155,17 +157,31 @@ def test_a_loss_that_could_not_be_tried_is_cut_only_if_it_was_said() -> None:
 
     (batch,) = batches(1, size=4)
     model = Narrow()
-    with pytest.raises(OutOfMemoryError, match=r"two samples do not fit.*pass weight="):
-        BackwardStep(model, mean_of_labels)(batch)
-    assert all(param.grad is None for param in model.parameters())
-    BackwardStep(model, mean_of_labels, weight=lambda part: (part["labels"] != -100).sum())(batch)
+    with pytest.warns(UserWarning, match="could not be compared: not even two samples fit"):
+        BackwardStep(model, loss_fn)(batch)
     whole = Tagger()
-    mean_of_labels(whole, batch).backward()
+    loss_in(loss_fn(whole, batch)).backward()
     assert all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), whole.parameters(), strict=True))
 
 
+def test_a_weight_that_the_graph_of_a_loss_contradicts_is_refused() -> None:
+    def narrow(model: nn.Module, batch: Batch) -> Tensor:
+        if len(batch["x"]) > 1:
+            raise torch.OutOfMemoryError("no room for two samples")
+        return divided_sum(model, batch)
+
+    step = BackwardStep(Tagger(), narrow, weight=lambda part: (part["labels"] != -100).sum())
+    with (
+        pytest.warns(UserWarning, match="could not be compared"),
+        pytest.raises(
+            OutOfMemoryError, match='weight= says that the loss is a mean, and it is a sum; pass weight="sum"'
+        ),
+    ):
+        step(batches(1, size=4)[0])
+
+
 def test_a_weight_that_was_said_wrongly_is_refused() -> None:
-    with pytest.raises(OutOfMemoryError, match="other gradients"):
+    with pytest.raises(OptionError, match="other gradients"):
         trained(mean_of_labels, batches(2), [], 0.0, micro_batch=2, weight="sum")
 
 
@@ -184,7 +200,7 @@ def test_a_check_leaves_gradients_and_random_numbers_as_they_were() -> None:
     mean_of_labels(model, first).backward()
     before = [copy.deepcopy(p.grad) for p in model.parameters()]
     torch.manual_seed(3)
-    with pytest.raises(OutOfMemoryError):
+    with pytest.raises(OptionError):
         BackwardStep(model, negatives_in_batch, micro_batch=2)(second)
     assert torch.equal(torch.get_rng_state(), torch.manual_seed(3).get_state())
     assert all(torch.equal(p.grad, was) for p, was in zip(model.parameters(), before, strict=True))

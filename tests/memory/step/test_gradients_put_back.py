@@ -11,7 +11,7 @@ from nested_equal import assert_same
 from scarcity import FailAt
 from torch import Tensor, nn
 
-from penstock import OOMGuard, OptionError, TrainStep
+from penstock import BackwardStep, OptionError, TrainStep
 
 
 def make_model() -> nn.Sequential:
@@ -139,7 +139,7 @@ def test_an_optimizer_that_steps_in_backward_is_refused() -> None:
     with pytest.raises(OptionError, match="has a hook that runs when its gradient is there"):
         TrainStep(model, optimizer, sum_of_squares)
     with pytest.raises(OptionError, match="has a hook that runs when its gradient is there"):
-        OOMGuard(model)
+        BackwardStep(model, lambda model, batch: model(batch).sum())
     for handle in handles:
         handle.remove()
     TrainStep(model, optimizer, sum_of_squares)

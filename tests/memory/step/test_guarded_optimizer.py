@@ -11,7 +11,7 @@ from scarcity import FailAt
 from torch import nn
 
 from penstock import OutOfMemoryError
-from penstock.memory.step.guarded_optimizer import guard_optimizer
+from penstock.memory.guarded_optimizer import guard_optimizer
 
 
 def stepped(fail_at: list[int], *, guarded: bool = True, closure: bool = False, late: bool = False) -> tuple[Any, int]:

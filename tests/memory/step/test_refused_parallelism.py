@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from penstock import BackwardStep, EvalStep, OOMGuard, OptionError, TrainStep
+from penstock import BackwardStep, EvalStep, OptionError, TrainStep
 from penstock.distributed import rank_group
 
 
@@ -64,6 +64,6 @@ def test_what_tries_again_on_one_rank_alone_refuses_models_whose_ranks_communica
         model = DistributedDataParallel(model)
         model = nn.Sequential(model) if kind == "wrapped" else model  # as Fabric does
     reason = kind if kind in ("FSDP", "tensor-parallel") else "ranks of a DistributedDataParallel communicate"
-    for refused in (OOMGuard, EvalStep, lambda model: BackwardStep(model, loss_fn)):
+    for refused in (EvalStep, lambda model: BackwardStep(model, loss_fn)):
         with pytest.raises(OptionError, match=reason):
             refused(model)

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from penstock import OptionError, OutOfMemoryError, TrainStep
 from penstock.distributed import rank_group
-from penstock.memory.microbatch.size_search import MicroBatchSizes
-from penstock.memory.microbatch.split import bucket_of
-from penstock.memory.step.commit import Commit, PartialGradientsError
-from penstock.memory.step.gradient_accumulation import GradientAccumulation
+from penstock.memory.commit import Commit, PartialGradientsError
+from penstock.memory.cutting.micro_batch import MicroBatchSizes
+from penstock.memory.cutting.split import bucket_of
+from penstock.memory.gradient_accumulation import GradientAccumulation
 
 pytestmark = pytest.mark.long
 
@@ -506,6 +506,7 @@ def squares_where(model: nn.Module, x: Tensor, fits: int) -> tuple[Tensor, int]:
     return model(x).square().sum(), len(x)
 
 
+@pytest.mark.filterwarnings("ignore:seen is changed by loss_fn")
 def test_no_part_with_a_batch_norm_has_a_single_sample() -> None:
     seen: list[int] = []
 
@@ -590,7 +591,8 @@ def test_buffers_that_a_failed_attempt_added_are_removed() -> None:
     def trained(numbers: list[int]) -> tuple[dict[str, Any], int]:
         torch.manual_seed(0)
         model = Late()
-        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn, micro_batch=3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = TrainStep(model, optimizer, loss_fn, micro_batch=3, allow_batch_dependent=True)
         batch = batches(1)[0]
         with FailAt(numbers) as memory:
             step(batch)

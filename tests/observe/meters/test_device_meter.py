@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from penstock import TrainStep
+from penstock.memory import live_steps
 from penstock.memory.accounting import ledger
-from penstock.memory.step import live_steps
 from penstock.observe.meters import nvml
 from penstock.observe.meters.device_meter import DeviceMemory, DeviceMeter
 from penstock.observe.record.memory_parts import device_memory_bar

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from penstock.core.errors import OptionError
-from penstock.memory.recovery.retry_ops import call_with_retries
-from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
-from penstock.memory.step.guarded_optimizer import guard_optimizer
+from penstock.memory.backward_step import GuardedBackward, Scale, sum_of_losses
+from penstock.memory.guarded_optimizer import guard_optimizer
+from penstock.memory.recovery.out_of_memory import call_with_retries
 
 
 def guard_hf_trainer(trainer: Any, options: dict[str, Any]) -> None:

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from penstock.core.errors import OptionError
-from penstock.memory.explain import OutOfMemoryError
-from penstock.memory.microbatch.join import join_outputs
-from penstock.memory.recovery.retry_ops import call_with_retries
-from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
-from penstock.memory.step.guarded_optimizer import guard_optimizer
+from penstock.memory.backward_step import GuardedBackward, Scale, sum_of_losses
+from penstock.memory.cutting.join import join_outputs
+from penstock.memory.guarded_optimizer import guard_optimizer
+from penstock.memory.recovery.out_of_memory import OutOfMemoryError, call_with_retries
 
 
 def guard_lightning_trainer(trainer: Any, options: dict[str, Any]) -> None:

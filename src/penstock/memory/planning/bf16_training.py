@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.memory.recovery.joined_optimizers import optimizers_of
+from penstock.memory.optimizer.joined_optimizers import optimizers_of
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.optim import Optimizer
 
 from penstock.core.tree import map_leaves
-from penstock.memory.recovery.joined_optimizers import optimizers_of
+from penstock.memory.optimizer.joined_optimizers import optimizers_of
 
 Copies = tuple[nn.Module, Optimizer | None, Any]
 """Model, optimizer and batch."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from penstock.core.units import size_text
 from penstock.memory.accounting.byte_counter import SumBuffer
-from penstock.memory.microbatch.split import Split
+from penstock.memory.cutting.split import Split
 from penstock.memory.model_tensors import LossFunction
 from penstock.memory.planning.activation_checkpointing import blocks_of, checkpoint_blocks
 from penstock.memory.planning.bf16_training import to_bf16

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
+from penstock.memory.optimizer.joined_optimizers import optimizers_of
 from penstock.memory.planning.activation_checkpointing import blocks_of
-from penstock.memory.recovery.joined_optimizers import optimizers_of
 
 Shard = Literal["fsdp2", "hsdp", "ddp"]
 

@@ -24,13 +24,13 @@ from penstock.device.accelerator import free_and_total_nbytes
 from penstock.device.cuda import blas_workspace_nbytes, sum_buffer_nbytes, take_blas_workspaces
 from penstock.memory.accounting.allocator_settings import cuts_segments
 from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES, SumBuffer
-from penstock.memory.microbatch.split import Split, count_samples, split_batch
+from penstock.memory.cutting.split import Split, count_samples, split_batch
 from penstock.memory.model_tensors import LossFunction, accelerators_of
+from penstock.memory.optimizer.optimizer_state import reject_closure_optimizer
 from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, Progress, error_text
 from penstock.memory.planning.parallel_layout import Parallelize, ParallelLayout, Shard
 from penstock.memory.planning.step_variants import Plan, StepVariant
 from penstock.memory.planning.verify_plan import verify_plan
-from penstock.memory.recovery.optimizer_state import reject_closure_optimizer
 
 RELATIVE_ERROR = 0.03
 """How far a prediction may be off."""

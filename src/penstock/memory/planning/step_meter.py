@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.memory.accounting.byte_counter import ByteCounter, Role, SumBuffer
-from penstock.memory.microbatch.split import arrays_of
+from penstock.memory.cutting.split import arrays_of
 from penstock.memory.model_tensors import LossFunction, state_tensors, storage_key
 from penstock.memory.planning.activation_checkpointing import blocks_of
 from penstock.memory.planning.byte_timeline import Timeline, TimelineCounter, as_roles, peak_of

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from penstock.core.units import size_text
-from penstock.memory.microbatch.headroom import AllocatorMeter
-from penstock.memory.microbatch.split import Split
+from penstock.memory.cutting.headroom import AllocatorMeter
+from penstock.memory.cutting.split import Split
 from penstock.memory.model_tensors import LossFunction, accelerators_of
 from penstock.memory.planning.activation_checkpointing import blocks_of, checkpoint_blocks
 from penstock.memory.planning.step_variants import Plan, StepVariant
-from penstock.memory.recovery.attempt import attempt
+from penstock.memory.recovery.out_of_memory import attempt
 from penstock.memory.recovery.random_state import RandomState
-from penstock.memory.recovery.saved_buffers import SavedBuffers
+from penstock.memory.recovery.snapshot import SavedBuffers
 
 Gauge = Callable[[Callable[[], None]], int]
 """Runs something, and returns the most bytes that it took on top of what was allocated before."""

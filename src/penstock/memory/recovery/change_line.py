@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.memory.model_tensors import storage_key
-from penstock.memory.recovery.attempt import attempt
-from penstock.memory.recovery.retry_ops import written_tensors
+from penstock.memory.recovery.out_of_memory import attempt, written_tensors
 from penstock.memory.user_lines import users_line_now
 
 

@@ -164,7 +164,7 @@ class DeviceMeter:
 
 def _with_roles(found: DeviceMemory) -> DeviceMemory:
     """Add what is known to hold the memory: a few thousand sizes, read only when the peak has risen."""
-    module: Any = sys.modules.get("penstock.memory.step.live_steps")  # importing it would import torch
+    module: Any = sys.modules.get("penstock.memory.live_steps")  # importing it would import torch
     try:
         held = module.held_by_steps()
     except (AttributeError, RuntimeError):  # not imported, or a model or a state changed meanwhile

@@ -1,0 +1,1 @@
+"""An optimizer's step that happens wholly or not at all."""

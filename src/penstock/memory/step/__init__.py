@@ -1,1 +1,0 @@
-"""TrainStep and OOMGuard: one optimizer step per window of batches, however often memory runs out."""
