@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,9 @@ from penstock.data.formats.arrow import ARROW, PARQUET
 from penstock.data.formats.arrow.folder_catalogs import refuse_revisions, refuse_table, saved_by_datasets
 from penstock.data.formats.split_names import warn_of_splits
 from penstock.data.storage.storage import Storage, is_remote, walk_files
+
+_MAY_DESCRIBE = re.compile(r"\.json(\.\w+)?$", re.IGNORECASE)
+"""What names of files end on that describe others where there are others, and else may be data."""
 
 _MAX_PROBED_FILES = 10_000
 """Of a local folder whose format is guessed."""
@@ -95,7 +99,9 @@ def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
 
 
 def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[Format, list[str]]:
-    formats = ((entry, format_of_path(entry)) for entry in _data_sets(path, files))
+    entries = _data_sets(path, files)
+    strong = [entry for entry in entries if not _MAY_DESCRIBE.search(entry) and format_of_path(entry) is not None]
+    formats = ((entry, format_of_path(entry)) for entry in strong or entries)
     counted = Counter(
         format.name
         for entry, format in formats
@@ -143,9 +149,11 @@ def _files_of_format(path: str, files: list[str], format: Format, *, is_named: b
     """Return the files with a suffix of a format; if none has one and the user names it, those without a known one."""
     entries = _data_sets(path, files)
     found = [entry for entry in entries if format_of_path(entry) is format]
-    if found or not is_named or format.folder_markers:
-        return found
-    return [one for one in entries if format_of_path(one) is None and not _is_bookkeeping(path, one)]
+    strong = [entry for entry in found if not _MAY_DESCRIBE.search(entry)]
+    if strong or not is_named or format.folder_markers:
+        return strong or found
+    without_suffix = [one for one in entries if format_of_path(one) is None and not _is_bookkeeping(path, one)]
+    return sorted([*(one for one in found if not _is_bookkeeping(path, one)), *without_suffix])
 
 
 def _without_bookkeeping(path: str, entries: list[str]) -> list[str]:

@@ -1,15 +1,17 @@
-"""Reads a file in order; gzip is decompressed on the way, never more of it than is requested.
+"""Reads a file in order; gzip, bzip2 and zstd are decompressed on the way, never more than is requested.
 
-gzip is recognized by the file's first two bytes, not by its name.
+They are recognized by the file's first bytes, not by its name. zstd needs pyarrow (the extra "parquet").
 """
 
 from __future__ import annotations
 
+import bz2
 import zlib
 from typing import BinaryIO, Protocol
 
-from penstock.core.errors import RecordError, SourceError
-from penstock.data.storage.foreign_files import refuse_foreign
+from penstock.core.errors import PenstockError, RecordError, SourceError
+from penstock.data.optional import need
+from penstock.data.storage.foreign_files import GZIP, ZSTD, is_packed, refuse_foreign
 from penstock.data.storage.storage import Storage
 
 READ_NBYTES = 1 << 18
@@ -18,9 +20,6 @@ READ_NBYTES = 1 << 18
 _COMPRESSED_NBYTES = 1 << 14
 """Size of one read of compressed data. zlib copies what follows the end of a gzip member, which is expensive where
 thousands of tiny members follow each other."""
-
-_GZIP = b"\x1f\x8b\x08"
-"""With the one method there is (RFC 1952): a TFRecord whose first record has 35 615 bytes begins with the other two."""
 
 _GZIP_WINDOW = 31  # zlib's `wbits` for a gzip header (16) and the largest window (15)
 
@@ -52,18 +51,16 @@ class SequentialReader:
         self._buffer_at = self._buffer_offset = 0
         self._buffer = b""
         self._buffer = self._read(READ_NBYTES)
+        self.total: int | None = None
+        """The file's size; None for what is packed, whose size is known only at the end."""
         try:
-            refuse_foreign(path, self._buffer)
-        except SourceError:
+            self._unpack() if is_packed(self._buffer) else refuse_foreign(path, self._buffer)
+        except BaseException:
             self._file.close()
             raise
-        self.total: int | None = None
-        """The file's size; None for gzip, whose decompressed size is known only at the end."""
-        if self._buffer.startswith(_GZIP):
-            self._file.seek(0)
-            self._source = _GzipDecompressor(self._file)
-            self._buffer = b""
-        elif len(self._buffer) < READ_NBYTES:
+        if self._source is not self._file:
+            return
+        if len(self._buffer) < READ_NBYTES:
             self.total = len(self._buffer)
         else:
             self.total = storage.nbytes(path)
@@ -127,12 +124,27 @@ class SequentialReader:
         self._buffer = self._read(nbytes)
         return bool(self._buffer)
 
+    def _unpack(self) -> None:
+        self._file.seek(0)
+        if self._buffer.startswith(GZIP):
+            self._source = _GzipDecompressor(self._file)
+        elif self._buffer.startswith(ZSTD):
+            arrow = need("pyarrow", "parquet")
+            self._source = arrow.CompressedInputStream(arrow.PythonFile(self._file, "r"), "zstd")
+        else:
+            self._source = bz2.BZ2File(self._file)
+        self._buffer = b""
+
     def _read(self, nbytes: int) -> bytes:
         try:
             return self._source.read(nbytes)
+        except PenstockError:
+            raise
         except (zlib.error, EOFError) as error:
-            raise RecordError(self.path, self.offset, self.key, f"the gzip data are broken: {error}") from error
+            raise RecordError(self.path, self.offset, self.key, f"the packed data are broken: {error}") from error
         except OSError as error:
+            if self._source is not self._file:  # bzip2 and Arrow raise it of what is broken
+                raise RecordError(self.path, self.offset, self.key, f"the packed data are broken: {error}") from error
             raise SourceError(f"{self.path} cannot be read at byte {self.offset}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""JSON lines and CSV: two formats in one folder, as both are read from lines of text that may be gzipped."""
+"""JSON and CSV: two formats in one folder, as both are text that may be packed."""
 
 from __future__ import annotations
 
@@ -27,5 +27,9 @@ def _load_csv() -> Implementation:
     )
 
 
-JSONL = Format(name="jsonl", suffixes=(".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), load=_load_jsonl)
-CSV = Format(name="csv", suffixes=(".csv", ".tsv", ".csv.gz", ".tsv.gz"), load=_load_csv)
+def _packed(*suffixes: str) -> tuple[str, ...]:
+    return tuple(suffix + packed for packed in ("", ".gz", ".bz2", ".zst") for suffix in suffixes)
+
+
+JSONL = Format(name="jsonl", suffixes=_packed(".jsonl", ".ndjson", ".json"), load=_load_jsonl)
+CSV = Format(name="csv", suffixes=_packed(".csv", ".tsv"), load=_load_csv)

@@ -1,4 +1,4 @@
-"""JSONL: an object in each line, its members the fields of a sample. Plain or gzip.
+"""JSON: an object in each line, or one list of objects, their members the fields of samples. Plain, or packed.
 
     number          int or float, as JSON has it; a NumPy number if `dtypes` has the field
     true, false     bool
@@ -17,7 +17,8 @@ What JSON does not have is an object too, and `JsonLinesWriter` writes
 for all but text, bool, int64, float64 that are finite, and arrays of these with at least one element. Every line is
 JSON to the letter: NaN is no word of it, and is written as a number of NumPy's. (NaN and Infinity are read, though.)
 
-Blank lines are no records. A line with the same key twice is broken.
+Blank lines are no records. Of two members of one name the last counts. A list is read whole, by each worker, and may
+have `max_record_nbytes`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.partition_names import check_left_out
-from penstock.data.formats.text.json_objects import parse_object, quick_object
-from penstock.data.formats.text.lines import LONGEST, blocks
+from penstock.data.formats.text.json_objects import check_object, parse_json
+from penstock.data.formats.text.lines import LONGEST, Block, blocks
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
+from penstock.data.storage.foreign_files import is_packed
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.sequential_writer import concat_files as concat_files
@@ -50,6 +52,8 @@ from penstock.data.stream import Shard, Stream
 
 _MAX_NAMES_IN_ERROR = 50
 """Of a line's fields, in an error."""
+_HEAD_NBYTES = 1024
+_TOO_DEEP = "lists or objects lie too deep in each other"
 _PLAIN = ("bool", "int64", "float64")
 
 
@@ -73,11 +77,12 @@ def open_files(
         index: find the beginning of every line now, at the speed of the storage, so that samples have numbers. The
             files have to be plain ones.
         dtypes: {field: dtype} for numbers and lists of numbers, as in {"tokens": "int32"}.
-        max_record_nbytes: a longer line is broken. Parsing one of many tiny values takes some 40 times its bytes.
+        max_record_nbytes: a longer line is broken, and so is a longer list. Parsing one of many tiny values takes some
+            40 times its bytes.
 
     Raises:
         SourceError: a file cannot be opened.
-        OptionError: a dtype is unknown, or `index` is set for a gzipped file.
+        OptionError: a dtype is unknown, or `index` is set for a file that is packed or a list.
     """
     lines = _LineParser(fields, dtypes or {}, max_record_nbytes)
     stream = JsonLinesStream(paths, storage, lines, errors)
@@ -99,11 +104,15 @@ class JsonLinesStream(Stream):
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
         """Yield every `step`-th line of a shard, from line `first` on, blank ones not counted."""
         lines = self._lines
-        ahead = first  # lines to pass over until the next that is wanted
+        ahead, is_first = first, True  # lines to pass over until the next that is wanted
         with closing(blocks(self._storage, shard.name, lines.longest)) as pieces:
             for block in pieces:
                 offsets: list[int] = []
                 there = [at for at, line in enumerate(block.lines) if line and not line.isspace()]
+                if is_first and there and block.lines[there[0]].lstrip().startswith(b"["):
+                    yield from self._read_list(shard, block.lines, pieces, first, step)
+                    return
+                is_first = is_first and not there
                 for at in there[ahead::step]:
                     try:
                         yield lines.sample(block.lines[at])
@@ -111,6 +120,27 @@ class JsonLinesStream(Stream):
                         offsets = offsets or block.offsets()
                         yield RecordError(shard.name, offsets[at], f"line {block.number + at}", str(error))
                 ahead = ahead - len(there) if ahead >= len(there) else (ahead - len(there)) % step
+
+    def _read_list(
+        self, shard: Shard, begun: list[bytes], pieces: Iterator[Block], first: int, step: int
+    ) -> Iterator[Sample | RecordError]:
+        text, longest = b"".join(begun), self._lines.longest
+        for block in pieces:
+            text += b"".join(block.lines)
+            if len(text) > longest:
+                break
+        if len(text) > longest:
+            reason = f"it is longer than max_record_nbytes={longest}, and is read whole; raise that, or write lines"
+            raise RecordError(shard.name, 0, "list", reason)
+        try:
+            found = parse_json(text)
+        except ValueError as error:
+            raise RecordError(shard.name, 0, "list", str(error)) from error
+        for number in range(first, len(found), step):
+            try:
+                yield self._lines.sample_of(check_object(found[number]))
+            except ValueError as error:
+                yield RecordError(shard.name, 0, f"object {number}", str(error))
 
 
 class IndexedJsonLines(Source):
@@ -155,8 +185,10 @@ def _index_lines(path: str, longest: int) -> np.ndarray:
     found = [np.zeros(0, np.int64)]
     try:
         with open(path, "rb") as file:
-            if file.read(2) == b"\x1f\x8b":
-                raise OptionError(f"{path} is gzipped, and index= needs plain files; unpack it, or pass index=False")
+            head = file.read(_HEAD_NBYTES)
+            if is_packed(head) or head.lstrip().startswith(b"["):
+                words = "is packed" if is_packed(head) else "is one list of objects"
+                raise OptionError(f"{path} {words}, and index= needs plain lines; write them, or pass index=False")
         for block in blocks(Storage(), path, longest):
             lines = zip(block.offsets(), block.lines, strict=True)
             found.append(np.array([start for start, line in lines if line and not line.isspace()], np.int64))
@@ -186,11 +218,21 @@ class _LineParser:
         if len(line) > self.longest and len(line.rstrip()) > self.longest:
             raise ValueError(f"it is longer than max_record_nbytes={self.longest}")
         try:
-            members = quick_object(line) or parse_object(line)
-            found: Sample = {}
+            return self.sample_of(check_object(parse_json(line)))
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
+
+    def sample_of(self, members: dict[str, Any]) -> Sample:
+        """Return the sample of an object.
+
+        Raises:
+            ValueError: what is wrong with it.
+        """
+        found: Sample = {}
+        try:
             self._flatten(members, "", found, self.longest)
         except RecursionError:
-            raise ValueError("lists or objects lie too deep in each other") from None
+            raise ValueError(_TOO_DEEP) from None
         if self._chosen is None:
             return found
         missing = [own for _, own in self._chosen if own not in found]
