@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -64,6 +65,15 @@ class Belongings:
         """Return a line for everything that is here and was not there before."""
         kinds = ("processes", "threads", "descriptors", "segments")
         return [f"{kind}: {name}" for kind in kinds for name in sorted(getattr(self, kind) - getattr(before, kind))]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _arrow_has_its_pipe() -> None:
+    """Make the pipe for signals that pyarrow keeps from its first read of CSV on."""
+    with contextlib.suppress(ImportError):
+        import pyarrow.csv
+
+        pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 
 @pytest.fixture(autouse=True)

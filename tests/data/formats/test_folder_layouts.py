@@ -293,9 +293,12 @@ def test_metadata_of_an_image_folder_is_found_beside_the_images(tmp_path: Path) 
 
 def test_ids_without_a_suffix_name_recordings(tmp_path: Path) -> None:
     ljspeech(tmp_path)
-    rows = [{"id": "LJ001-0001", "text": "Printing"}, {"id": "LJ001-0002", "text": "only sense"}]
+    rows = penstock.open(tmp_path / "metadata.csv", header=["id", "text", "norm"], quoting=False)
     source = penstock.open(tmp_path / "wavs", media=rows, column="id")
-    assert [(one["text"], one["audio"].shape) for one in source] == [("Printing", (1, 100)), ("only sense", (1, 200))]
+    assert [(one["text"], one["audio"].shape) for one in source] == [
+        ('Printing, in "the', (1, 100)),
+        ("only sense", (1, 200)),
+    ]
 
 
 def test_recordings_that_no_row_names_are_left_out_with_a_warning(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
-"""CSV and TSV: a header, and rows of text that columns make numbers of. Plain or gzip.
+"""CSV and TSV, read by pyarrow: a header, and rows of text that columns make numbers of. Plain, or packed.
 
-    header       the first record; its names are the fields. `header=` gives them where a file has none
-    delimiter    a comma; a tab where the name has .tsv; or `delimiter=`
+    header       the first row; its names are the fields. `header=` gives them where a file has none
+    delimiter    that of , tab ; and | which makes as many values of each of the first rows; or `delimiter=`
     quotes       a value that begins with " ends at the next single "; it may hold delimiters and line feeds, and "" is
-                 one ". Elsewhere a " is a character as others are (RFC 4180, as Python's csv reads it)
-    lines        end at a line feed, a carriage return, or both; files may mix them
-    blank        a line of white space only is no record, outside of quotes
-    columns      what all values in the first 1000 rows are: int64, float64 (an empty one is NaN), bool (true, false),
-                 or text; of several files see `csv_types`. `dtypes=` overrides it. Values in quotes are text, so that
-                 "12" stays one. Numbers are of ASCII digits: 1_000 and Arabic digits are none, though Python takes them
+                 one ". `quoting=False` has " as a character as others are
+    columns      what all values of a column are: int64, float64 (an empty one is NaN), bool (true, false), or text.
+                 Whole files are looked at, as far as `csv_types` says. `dtypes=` overrides it
     files        all have the first one's header; one without any, as it is empty, has no rows
 
 A row with more or fewer values than the header, or a value that is none of its column's, is broken, and the next row is
-read. `CsvWriter` quotes all text, so that what it wrote comes back with the types that it had.
+read.
 """
 
 from __future__ import annotations
@@ -20,17 +17,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.partition_names import check_left_out
-from penstock.data.formats.text.csv_records import CsvRecords
-from penstock.data.formats.text.csv_types import BOOLS, probe_files, type_of_column
+from penstock.data.formats.text.csv_rows import CsvRows
+from penstock.data.formats.text.csv_types import convert, look_at
 from penstock.data.formats.text.lines import LONGEST, blocks
+from penstock.data.optional import need
 from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
@@ -52,6 +50,7 @@ def open_files(
     dtypes: Mapping[str, str] | None = None,
     delimiter: str | None = None,
     header: Sequence[str] | None = None,
+    quoting: bool = True,
     max_record_nbytes: int = LONGEST,
 ) -> CsvStream:
     """Open CSV files as a stream.
@@ -61,148 +60,95 @@ def open_files(
         storage: opens them.
         fields: which columns are read.
         errors: what to do with a row that is broken.
-        dtypes: {column: dtype} for columns that are not what their first rows seem to be: "float32", "int8", "text" ...
-        delimiter: one character between values.
+        dtypes: {column: dtype} for columns that are not what their values seem to be: "float32", "int8", "text" ...
+        delimiter: one character between values; None for that of , tab ; and | which the first rows have.
         header: the columns' names, if the files have no header.
-        max_record_nbytes: a longer row is broken. Parsing one of many tiny values takes some 40 times its bytes.
+        quoting: whether " encloses values.
+        max_record_nbytes: a longer row is broken, and so is what follows it. One of many tiny values takes some 40
+            times its bytes.
 
     Raises:
         SourceError: the first file cannot be opened, no file has a header, or a column has no one type in all files.
         OptionError: a dtype is unknown, or the delimiter has several characters.
+        ExtraError: pyarrow is not installed.
     """
+    need("pyarrow.csv", "parquet")
+    rows = CsvRows(storage, None if header is None else tuple(header), quoting, max_record_nbytes)
     if delimiter is None:
-        delimiter = "\t" if ".tsv" in paths[0].lower().rpartition("/")[2] else ","
+        delimiter = rows.choose_delimiter(paths[0])
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise OptionError(f"delimiter={delimiter!r} has to be one ASCII character, and no quote")
-    open_records = partial(CsvRecords, storage, delimiter=delimiter, longest=max_record_nbytes)
-    files = probe_files(paths, open_records, header)
-    names = files[0].names
-    for name, kind in (dtypes or {}).items():
+    rows = replace(rows, delimiter=delimiter)
+    known = dtypes or {}
+    names, seen = look_at(rows, paths, known)
+    for name, kind in known.items():
         if name not in names:
-            raise SourceError(f"{files[0].path} has no column {name!r}; it has {', '.join(map(repr, names))}")
+            raise SourceError(f"{paths[0]} has no column {name!r}; it has {', '.join(map(repr, names))}")
         if kind not in (*_KINDS, *_FLOATS):
             raise OptionError(f"dtypes[{name!r}] is {kind!r}; it has to be one of {', '.join((*_KINDS, *_FLOATS))}")
     check_left_out(paths, lambda: names, fields, "open each folder alone, to add {} by map()")
-    places = {name: names.index(there) for name, there in fields.names(names, files[0].path).items()}
-    columns = [(name, place, type_of_column(files, place, dtypes or {})) for name, place in places.items()]
-    return CsvStream(paths, open_records, _Columns(names, columns, has_header=header is None), errors)
+    chosen = fields.names(names, paths[0])
+    kinds = {own: known.get(own) or seen[own].kind(own) for own in chosen.values()}
+    return CsvStream(paths, rows, names, chosen, kinds, errors)
 
 
 class CsvStream(Stream):
     """Rows of CSV files, one after another."""
 
     def __init__(
-        self, paths: list[str], open_records: Callable[..., CsvRecords], columns: _Columns, errors: Errors
+        self,
+        paths: list[str],
+        rows: CsvRows,
+        names: list[str],
+        chosen: dict[str, str],
+        kinds: dict[str, str],
+        errors: Errors,
     ) -> None:
         super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-        self._open_records = open_records
-        self._columns = columns
+        self._rows = rows
+        self._names = names
+        self._chosen = chosen
+        self._kinds = kinds
+        """By the columns' own names."""
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
         """Yield every `step`-th row of a shard, from row `first` on, the header and blank lines not counted."""
-        columns = self._columns
-        ahead = first  # rows to pass over until the next that is wanted
-        with contextlib.closing(self._open_records(path=shard.name)) as records:
-            if columns.has_header:
-                header = records.read()
-                if header is None:
-                    return
-                columns.check_header(header, shard.name)
-            while lines := records.next_lines():
-                try:
-                    samples = columns.samples(*records.rows(lines, ahead, step))
-                except ValueError:  # blank lines, values of several lines, something broken
-                    ahead = yield from self._read_one_by_one(shard, records, len(lines), ahead, step)
+        number = 0  # of the next row
+        with contextlib.closing(self._rows.batches(shard.name, self._names, self._kinds)) as batches:
+            for batch in batches:
+                if isinstance(batch, RecordError):
+                    if number >= first and (number - first) % step == 0:
+                        yield batch
+                    number += 1
                     continue
-                records.skip(lines)
-                yield from samples
-                ahead = ahead - len(lines) if ahead >= len(lines) else (ahead - len(lines)) % step
+                begin = (first - number) % step if number >= first else first - number
+                if step > 1 or begin:
+                    wanted = np.arange(begin, batch.num_rows, step)
+                    yield from self._samples(shard.name, batch.take(wanted), number + wanted)
+                else:
+                    yield from self._samples(shard.name, batch, range(number, number + batch.num_rows))
+                number += batch.num_rows
 
-    def _read_one_by_one(
-        self, shard: Shard, records: CsvRecords, lines: int, ahead: int, step: int
-    ) -> Generator[Sample | RecordError, None, int]:
-        """Yield the rows that begin in the next lines; return how many to pass over behind them."""
-        stop = records.next_number + lines
-        while records.next_number < stop and (row := records.read()) is not None:
-            if ahead:
-                ahead -= 1
-                continue
-            ahead = step - 1
-            try:
-                if isinstance(row, ValueError):
-                    raise row
-                yield self._columns.samples([row], False)[0]
-            except ValueError as error:
-                yield RecordError(shard.name, records.offset, f"line {records.number}", str(error))
-        return ahead
-
-
-class _Columns:
-    """The chosen columns: (name in the sample, place in a row, type)."""
-
-    def __init__(self, names: list[str], chosen: list[tuple[str, int, str]], *, has_header: bool) -> None:
-        self.has_header = has_header
-        self.names = names
-        self._chosen = chosen
-        self._are_floats = chosen == [(name, at, "float64") for at, name in enumerate(names)]
-
-    def samples(self, rows: list[list[str]], is_plain: bool) -> list[Sample]:
-        """Return the samples of some rows, given their values, and whether all are ASCII without underscores.
-
-        Raises:
-            ValueError: one of them is broken; the message is the reason if it is the only one.
-        """
-        if not {*map(len, rows)} <= {len(self.names)}:
-            raise ValueError(f"it has {len(rows[0])} values, the header {len(self.names)}")
-        if self._are_floats and is_plain:
-            with contextlib.suppress(ValueError):  # an empty value, which is NaN, or a wrong one
-                return [dict(zip(self.names, map(float, row), strict=True)) for row in rows]
-        cells = list(zip(*rows, strict=True)) or [()] * len(self.names)
-        columns = []
-        for _, at, kind in self._chosen:
-            try:
-                columns.append(_parse_column(kind, cells[at], is_plain))
-            except (ValueError, KeyError, FloatingPointError):
-                raise ValueError(
-                    f"column {self.names[at]!r} has {cells[at][0][:40]!r}, which is no {kind}; dtypes= sets another"
-                ) from None
-        return samples_of([name for name, _, _ in self._chosen], columns)
-
-    def check_header(self, header: list[str] | ValueError, path: str) -> None:
-        """Raise RecordError if a file's header is not the first one's."""
-        if isinstance(header, ValueError):
-            raise RecordError(path, 0, "header", str(header)) from header
-        if header != self.names:
-            names = str(header)[:200]
-            raise RecordError(path, 0, "header", f"its columns are {names}, the first file's {self.names}")
-
-
-def _parse_column(kind: str, cells: Sequence[str], is_plain: bool) -> Sequence[Any]:
-    """Return the values of some cells.
-
-    Raises:
-        ValueError: one is none of its column's. (KeyError: if of a bool. FloatingPointError: if too large for a float.)
-    """
-    if kind == "text":
-        return cells
-    if kind == "bool":
-        return [BOOLS[cell] for cell in cells]
-    text = "" if is_plain else "".join(cells)
-    if not text.isascii() or "_" in text:  # Python's int and float read "1_000", and digits of all scripts
-        raise ValueError("a value is no number")
-    if kind in _FLOATS:
+    def _samples(self, path: str, table: Any, numbers: Iterable[int]) -> Iterator[Sample | RecordError]:
         try:
-            values: list[Any] = list(map(float, cells))
+            columns = {own: convert(table.column(own), kind) for own, kind in self._kinds.items()}
         except ValueError:
-            values = [float(cell or "nan") for cell in cells]
-        with np.errstate(over="raise"):  # what the type has as infinity only
-            return values if kind == "float64" else list(map(np.dtype(kind).type, values))
-    values = list(map(int, cells))
-    limits = np.iinfo(kind)
-    if values and not (limits.min <= min(values) and max(values) <= limits.max):
-        raise ValueError(f"a value does not fit into {kind}")
-    return values if kind == "int64" else list(map(np.dtype(kind).type, values))
+            for at, number in enumerate(numbers):
+                yield self._sample(path, table.slice(at, 1), number)
+        else:
+            yield from samples_of([*self._chosen], [columns[own] for own in self._chosen.values()])
+
+    def _sample(self, path: str, row: Any, number: int) -> Sample | RecordError:
+        sample: Sample = {}
+        for name, own in self._chosen.items():
+            try:
+                (sample[name],) = convert(row.column(own), self._kinds[own])
+            except ValueError as error:
+                value = row.column(own)[0].as_py()[:40].decode(errors="replace")
+                reason = f"column {own!r} has {value!r}, which is no {self._kinds[own]} ({error}); dtypes= sets another"
+                return RecordError(path, -1, f"row {number + 1}", reason)
+        return sample
 
 
 class CsvWriter:

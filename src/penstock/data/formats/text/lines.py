@@ -1,8 +1,7 @@
-"""Lines of text files, plain or gzip, with their places: what JSONL and CSV are made of.
+"""Lines of text files, plain or packed, with their places.
 
-    line       ends at a line feed; a carriage return before it is white space of the format above. With `any_end=True`
-               a carriage return alone ends a line, too
-    offset     of bytes, in what a gzip file unpacks to
+    line       ends at a line feed; a carriage return before it is white space of the format above
+    offset     of bytes, in what a packed file unpacks to
     blank      a line of white space only; it counts as a line, and is no record
 
 A UTF-8 byte order mark at the beginning is left out. Of a line longer than the limit only the beginning is kept.
@@ -45,28 +44,25 @@ class Block:
         return list(itertools.accumulate(map(len, self.lines[:-1]), initial=self.offset))
 
 
-def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) -> Generator[Block, None, None]:
+def blocks(storage: Storage, path: str, longest: int) -> Generator[Block, None, None]:
     """Yield all lines of a file.
 
     Args:
         storage: opens the file.
-        path: of a plain or gzip file; its first bytes decide which.
+        path: of a plain or packed file; its first bytes decide which.
         longest: bytes; of a line that has more, one byte more than this is given.
-        any_end: whether a carriage return that no line feed follows ends a line.
 
     Raises:
         SourceError: the file cannot be opened, or not be read to its end, or is text in UTF-16.
-        RecordError: what gzip packed is broken; the lines before have been given.
+        RecordError: what was packed is broken; the lines before have been given.
     """
     offset, number = 0, 1
     begun, begun_nbytes = bytearray(), 0  # a line whose end has not come yet
     with closing(SequentialReader(storage, path)) as pieces:
         pieces.key = "line 1"
         while piece := pieces.take(READ_NBYTES):
-            while any_end and piece.endswith(b"\r") and (following := pieces.take(1)):  # perhaps a line feed
-                piece += following
-            lines = piece.splitlines(keepends=True) if any_end else io.BytesIO(piece).readlines()
-            rest = b"" if lines[-1].endswith((b"\n", b"\r") if any_end else b"\n") else lines.pop()
+            lines = io.BytesIO(piece).readlines()
+            rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
             if lines:
                 begun += lines[0][: max(0, longest + 1 - len(begun))]
                 yield _first(path, offset, number, bytes(begun))
@@ -83,8 +79,16 @@ def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) 
 
 
 def _first(path: str, offset: int, number: int, line: bytes) -> Block:
-    if number == 1 and (line.startswith(_UTF_16_MARKS) or line[:2].count(0) == 1):
+    text = without_mark(path, line) if number == 1 else line
+    return Block(offset + len(line) - len(text), number, [text])
+
+
+def without_mark(path: str, text: bytes) -> bytes:
+    """Return the beginning of a file without the byte order mark.
+
+    Raises:
+        SourceError: it is text in UTF-16.
+    """
+    if text.startswith(_UTF_16_MARKS) or text[:2].count(0) == 1:
         raise SourceError(f"{path} is text in UTF-16, and UTF-8 is read; convert it: iconv -f UTF-16 -t UTF-8")
-    if number == 1 and line.startswith(_BYTE_ORDER_MARK):
-        return Block(len(_BYTE_ORDER_MARK), 1, [line[len(_BYTE_ORDER_MARK) :]])
-    return Block(offset, number, [line])
+    return text.removeprefix(_BYTE_ORDER_MARK)
