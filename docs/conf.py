@@ -43,9 +43,8 @@ linkcheck_ignore = ["https://github.com/penstock/", html_baseurl, "http://127.0.
 def fill_in(_app: object, page: str, source: list[str]) -> None:
     """Put what is made from the code into a page, and point links that leave docs/ at the site or the repository."""
     text, up = source[0], "../" * (1 + page.count("/"))
-    for mark, make in (("commands", generated.commands), ("formats", generated.format_options)):
-        if f"<!-- {mark} -->" in text:
-            text = text.replace(f"<!-- {mark} -->", make())
+    if "<!-- commands -->" in text:
+        text = text.replace("<!-- commands -->", generated.commands())
     for mark in re.findall(r"<!-- file: (.+) -->", text):  # of the repository's root
         words = (ROOT / mark).read_text(encoding="utf-8")
         words = re.sub(r"\]\((?![a-z]+:|#)(docs/(?=\w))?", lambda found: "](" if found[1] else f"]({up}", words)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import pathlib
 import re
 from collections.abc import Callable, Iterator
 
 import penstock
 from penstock.cli import command_parser
 from penstock.data.format_registry import FORMATS
+
+MARK = "<!-- formats: what follows is made by `python docs/generated.py` -->"
 
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
@@ -61,6 +64,13 @@ def format_options() -> str:
     return "\n".join(sections)
 
 
+def write_formats() -> None:
+    """Write the options of each format into their page."""
+    page = pathlib.Path(__file__).parent / "formats.md"
+    head = page.read_text(encoding="utf-8").partition(MARK)[0]
+    page.write_text(head + MARK + "\n\n" + format_options(), encoding="utf-8")
+
+
 def _own(function: Callable[..., object]) -> Iterator[tuple[str, str, str]]:
     """Yield the name, the default and the description of each keyword-only argument."""
     documented = getattr(function, "func", function)  # of a functools.partial
@@ -87,3 +97,7 @@ def named_object(code: str) -> str | None:
         return f"penstock.DataLoader.{name}"
     is_ours = owner == "penstock." or (name[0].isupper() and name not in ("DataLoader", "Source", "Stream"))
     return f"penstock.{name}{attribute}" if is_ours and name in penstock.__all__ else None
+
+
+if __name__ == "__main__":
+    write_formats()

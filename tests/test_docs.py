@@ -105,6 +105,8 @@ def test_the_page_of_commands_has_every_option_of_each() -> None:
 
 def test_the_page_of_formats_has_what_every_option_does() -> None:
     text = GENERATED["format_options"]()
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    assert page.partition(GENERATED["MARK"])[2].strip() == text.strip(), "run: python docs/generated.py"
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     assert list(sections) == [format.name for format in FORMATS]
     for format in FORMATS:

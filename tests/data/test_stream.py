@@ -272,3 +272,9 @@ def test_a_shuffle_block_of_0_and_an_unknown_errors_option_are_refused() -> None
         numbers(3).shuffle(shuffle_block=0)
     with pytest.raises(OptionError, match="errors="):
         numbers(3, errors="ignore")
+
+
+def test_a_stream_says_what_has_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    with pytest.raises(OptionError, match=r"a\.csv have no numbers, .*index=True, `penstock convert` others"):
+        penstock.open(tmp_path / "a.csv").cached("ram")

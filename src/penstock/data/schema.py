@@ -164,8 +164,7 @@ def schema_of(sample: Mapping[str, Any], where: str = "the source") -> Schema:
             schema[name] = field_of(value)
         except SourceError as error:
             raise SourceError(
-                f"{where}: field {name!r}: {error}: choose or rename fields with fields= (--fields a,new=old), or "
-                "replace such values with .map()"
+                f"{where}: field {name!r}: {error}: choose other fields with fields= (--fields a,new=old)"
             ) from error
     return schema
 

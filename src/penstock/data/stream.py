@@ -15,7 +15,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -108,6 +108,17 @@ class Stream(IterableDataset[Any]):
         other = self._copy()
         other.order = ReadOrder(shuffle=True, seed=seed, shuffle_block=shuffle_block, interleave=interleave)
         return other
+
+    def cached(self, *arguments: object, **options: object) -> NoReturn:
+        """Refuse: a cache keeps samples by their numbers, and a stream has none.
+
+        Raises:
+            OptionError: it says what to use.
+        """
+        raise OptionError(
+            f"samples of {self.where} have no numbers, by which a cache keeps them; open TFRecord and lines of JSON "
+            "with index=True, `penstock convert` others into Parquet or HDF5, or keep list(stream) where it fits"
+        )
 
     # ── epochs ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -163,8 +163,10 @@ def _length(file: Any, path: str, key: int) -> int:
         RecordError: libsndfile does not know where they end.
     """
     if file.frames >= _UNKNOWN_FRAMES:
-        reason = "its header does not state its length, as of what is written to a pipe; `ffmpeg -i this.flac new.flac`"
-        raise RecordError(path, -1, key, f"{reason} writes it anew, with its length")
+        ending = "mp3" if file.format in ("MP3", "MPEG") else "flac"
+        reason = "its header does not state its length, as of what is written to a pipe, or of what is broken"
+        words = f"`ffmpeg -i this.{ending} new.{ending}` writes it anew, with its length"
+        raise RecordError(path, -1, key, f"{reason}; {words}")
     counted = count_unstated(file.name) if file.subtype == "MPEG_LAYER_III" else None
     if counted is None:
         return int(file.frames)
