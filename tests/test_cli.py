@@ -53,6 +53,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         ],
         "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
         "plan": [
+            "--allow-batch-dependent",
             "--allow-bf16",
             "--budget",
             "--forward-only",
@@ -255,7 +256,7 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
     assert cli.main(["plan", "planned:step", "--budget", "10KiB"]) == 1
     assert "nothing fits" in capsys.readouterr().out
     assert cli.main(["plan", "planned:nothing", "--budget", "10KiB"]) == 2
-    assert cli.main(["plan", "planned:step", "--budget", "ten"]) == 2
+    assert cli.main(["plan", "a_module_that_is_not_there:step", "--budget", "ten"]) == 2, "before the program runs"
     assert "'ten' is not a size" in capsys.readouterr().err
     assert cli.main(["plan", "planned:step", "--budget", "10MiB", "--ranks", "4", "--shard", "ddp"]) == 0
     assert "communication" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.cli.import_object import call_object, import_object
 from penstock.core.errors import PenstockError
+from penstock.core.units import to_nbytes
 from penstock.core.urls import redact_all, shown
 
 
@@ -55,12 +56,16 @@ class Plan:
         parser.add_argument(
             "--allow-bf16", action="store_true", help="also plan parameters, gradients and the optimizer in bfloat16"
         )
+        parser.add_argument(
+            "--allow-batch-dependent", action="store_true", help="also cut batches of a model with BatchNorm"
+        )
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the plan."""
         from penstock.memory.planning.planner import plan
 
+        to_nbytes("--budget", args.budget, least=1)  # before the program runs, which may take minutes
         step = _training_step(args.function)
         with _progress_bar() as progress:
             plans = plan(
@@ -75,6 +80,7 @@ class Plan:
                 gradient_as_bucket_view=args.gradient_as_bucket_view,
                 forward_only=args.forward_only,
                 allow_bf16=args.allow_bf16,
+                allow_batch_dependent=args.allow_batch_dependent,
             )
         print(json.dumps(redact_all(plans.to_json()), indent=2) if args.json else shown(plans.render().rstrip()))
         return 0 if plans.choice is not None else 1

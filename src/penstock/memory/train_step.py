@@ -291,6 +291,7 @@ class TrainStep:
                 split=self._cutting.cut,
                 batch_size=self._cutting.count,
                 modes=("plain",),
+                allow_batch_dependent=self._cutting.allow_batch_dependent,
                 verify=False,
             )
         except OptionError:

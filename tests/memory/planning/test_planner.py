@@ -80,7 +80,8 @@ def counted_peak(case: Case, parts: int, *, checkpointed: bool = False) -> int:
 
 def planned(case: Case, modes: Sequence[Mode] = MODES) -> Plan:
     model, loss_fn, batch = case
-    return plan(model, loss_fn, batch, torch.optim.AdamW(model.parameters(), lr=1e-3), budget="1GiB", modes=modes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return plan(model, loss_fn, batch, optimizer, budget="1GiB", modes=modes, allow_batch_dependent=True)
 
 
 @functools.cache

@@ -123,6 +123,13 @@ def test_a_choice_that_runs_out_of_memory_is_not_chosen() -> None:
     assert len(tried) == 2
 
 
+def test_a_plan_recommends_no_micro_batch_that_a_training_step_refuses() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    found = plan(model, lambda model, x: (model(x).sum(), len(x)), torch.ones(8, 4), budget="1GiB")
+    assert [variant.parts for variant in found.variants if not variant.checkpoint] == [1]
+    assert "smaller micro-batches are left out: BatchNorm1d ('1')" in str(found)
+
+
 def test_a_measured_step_leaves_no_trace() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     batch = torch.randn(8, 4)
@@ -133,7 +140,7 @@ def test_a_measured_step_leaves_no_trace() -> None:
     def loss_fn(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
         return model(x).square().sum(), len(x)
 
-    found = plan(model, loss_fn, batch, budget="1GiB")
+    found = plan(model, loss_fn, batch, budget="1GiB", allow_batch_dependent=True)
     assert min(variant.micro_batch for variant in found.variants) == 2, "BatchNorm refuses single samples"
     torch.manual_seed(1)
     expected = torch.rand(3)

@@ -98,6 +98,9 @@ class Ledger:
         """Return the ledger as data."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        return self.render().rstrip()
+
     def render(self) -> str:
         """Return the ledger as text."""
         lines = []

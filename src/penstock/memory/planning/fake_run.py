@@ -50,6 +50,7 @@ class FakeRun:
         split: `(batch, parts) -> batches`.
         count_samples: `batch -> samples`.
         modes: which modes to run.
+        cuts: whether batches may be cut.
         layout: how the model is spread over ranks; None for one.
         bf16: whether parameters are converted.
         forward_only: whether there is neither backward nor an optimizer; `loss_fn` gives any output.
@@ -69,6 +70,7 @@ class FakeRun:
         split: Split,
         count_samples: Callable[[Any], int],
         modes: Sequence[Mode],
+        cuts: bool = True,
         layout: ParallelLayout | None = None,
         bf16: bool = False,
         forward_only: bool = False,
@@ -85,6 +87,7 @@ class FakeRun:
         self._split = split
         self._count_samples = count_samples
         self._modes = modes
+        self._cuts = cuts
         self._layout = layout
         self._bf16 = bf16
         self._forward_only = forward_only
@@ -206,7 +209,7 @@ class FakeRun:
     def _counts(self) -> list[int]:
         """Return the numbers of parts to run: powers of two, and as many as there are samples."""
         size, counts = self._count_samples(self._batch), [1]
-        while counts[-1] < size:
+        while self._cuts and counts[-1] < size:
             counts.append(min(size, 2 * counts[-1]))
         return counts
 

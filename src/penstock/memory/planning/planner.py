@@ -24,7 +24,14 @@ from penstock.device.accelerator import free_and_total_nbytes
 from penstock.device.cuda import blas_workspace_nbytes, sum_buffer_nbytes, take_blas_workspaces
 from penstock.memory.accounting.allocator_settings import cuts_segments
 from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES, SumBuffer
-from penstock.memory.cutting.split import Split, count_samples, split_batch
+from penstock.memory.cutting.split import (
+    LayerNames,
+    Split,
+    batch_dependent_layers,
+    count_samples,
+    explain_batch_dependence,
+    split_batch,
+)
 from penstock.memory.model_tensors import LossFunction, accelerators_of
 from penstock.memory.optimizer.optimizer_state import reject_closure_optimizer
 from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, Progress, error_text
@@ -51,6 +58,7 @@ def plan(
     split: Split = split_batch,
     batch_size: Callable[[Any], int] = count_samples,
     modes: Sequence[Mode] = MODES,
+    allow_batch_dependent: LayerNames | bool = (),
     ranks: int = 1,
     shard: Shard = "fsdp2",
     tensor_parallel: int = 1,
@@ -80,6 +88,8 @@ def plan(
         modes: which of "plain", "selective" (checkpointed blocks keep the results of products, convolutions and
             attention), "checkpointed", "offloaded" and "state offloaded" to predict. Where the model does not run with
             checkpointed blocks, the plan has a warning.
+        allow_batch_dependent: as for `TrainStep`: a model with layers whose result depends on the other samples of a
+            micro-batch (BatchNorm in training) is planned for whole batches only, unless they are allowed.
         ranks: the peak is that of one of so many ranks, with gathered layers and buffers of communication. `model` and
             `optimizer` are those of one process, not sharded; `batch` is what one rank gets (with `tensor_parallel`:
             what the ranks that share layers get together).
@@ -124,6 +134,9 @@ def plan(
     )
     variants: list[StepVariant] = []
     notes: list[str] = []
+    dependent = [] if forward_only else batch_dependent_layers(model, allow_batch_dependent)
+    if dependent:
+        notes.append(f"smaller micro-batches are left out: {explain_batch_dependence(dependent)}")
     measured, multiplies = "", False
     for bf16 in (False, True) if allow_bf16 else (False,):
         run = FakeRun(
@@ -134,6 +147,7 @@ def plan(
             split=split,
             count_samples=batch_size,
             modes=modes,
+            cuts=not dependent,
             layout=layout if ranks > 1 else None,
             bf16=bf16,
             forward_only=forward_only,

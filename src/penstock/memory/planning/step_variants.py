@@ -125,6 +125,9 @@ class Plan:
             checkpoint_blocks(model, offload=self.choice.offload, selective=self.choice.selective)
         return self.choice.micro_batch
 
+    def __str__(self) -> str:
+        return self.render().rstrip()
+
     def render(self) -> str:
         """Return the plan as text."""
         head = f"{'micro-batch':50} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
@@ -148,6 +151,8 @@ class Plan:
         if self.fragmentation:
             pieces = f"the allocator may hold {self.fragmentation:.0%} more in pieces that nothing fits into"
             lines.append(f"note: {pieces}; PYTORCH_ALLOC_CONF=expandable_segments:True saves that")
+        if any(variant.offload_state for variant in self.variants):
+            lines.append("note: where the state is offloaded, the optimizer's step brings all of it back to the device")
         lines += [f"note: {words}" for words in (self.measured, self.verified, *self.warnings) if words]
         lines.append(self._smallest_text() if self.choice is None else f"choose {self.choice.describe()}")
         return "\n".join(lines) + "\n"
