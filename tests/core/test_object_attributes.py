@@ -82,20 +82,10 @@ ALLOWED = {
         {"copy.deepcopy(sampler, {id(one): one for one in kept})"},
     ),
     "observe/doctor/probes/constant_seeds.py": ("modules", {"vars(module)"}),
-    "observe/doctor/probes/forked/copy_on_write.py": (
+    "observe/doctor/probes/copy_on_write.py": (
         "modules and classes",
         {"vars(kind)", "vars(sys.modules.get(kind.__module__, kind))"},
     ),
-    "observe/doctor/probes/steps/call_statements.py": (
-        "modules and classes",
-        {"vars(base)", "vars(one)", "vars(value)"},
-    ),
-    "observe/doctor/probes/steps/growing_containers.py": (
-        "classes and functions, and classes of autograd's nodes",
-        {"dir(node)", "vars(function)", "vars(value)"},
-    ),
-    "observe/doctor/probes/steps/module_hooks.py": ("torch.nn.Module has a dict", {"vars(module)"}),
-    "tune/result_cache.py": ("classes", {"vars(cls)"}),
 }
 """Files that may ask something for its dict: what that is, and the expressions."""
 

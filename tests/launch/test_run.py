@@ -330,3 +330,23 @@ def test_tuned_loaders_change_nothing_that_the_script_prints(tmp_path: Path) -> 
     assert [reason.startswith("auto") for reason in reasons] == [True, True]
     assert [reason.partition("; the script asked for ")[2] for reason in reasons] == ["none", "2"]
     assert all(loader["statistics"]["workers"] >= 1 for loader in loaders)
+
+
+def test_child_processes_with_loaders_of_their_own_are_counted_in_the_report(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+        import os
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        for _ in range(2):
+            if os.fork() == 0:
+                list(DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4))
+                os._exit(0)
+            os.wait()
+        """,
+    )
+    done = penstock(tmp_path, "run", "train.py")
+    assert done.returncode == 0
+    assert "2 child processes of the program used loaders of their own, which were not watched" in done.stderr

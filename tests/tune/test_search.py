@@ -165,7 +165,7 @@ def test_the_result_is_lines_with_the_choice_marked_and_a_line_to_paste(monkeypa
     assert "\n> 3 processes, prefetch 2" in text
     assert text.endswith("\npenstock.DataLoader(..., num_workers=3)\n")
     assert "Stopped after" in text
-    assert TuneResult.from_json(found.to_json()) == found
+    assert found.to_json()["line"] == "penstock.DataLoader(..., num_workers=3)"
 
 
 class ScriptedBench(TrialBench):

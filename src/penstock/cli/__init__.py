@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _suggest_command(parser, words[0])
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        _refuse(args.parser, unknown)
+        _refuse(args.parser, unknown, words)
     if args.verb.name == "run":  # the program handles interrupts and its stdout itself
         return _run_verb(args)
     try:
@@ -102,11 +102,16 @@ def _suggest_command(parser: argparse.ArgumentParser, word: str) -> None:
         parser.error(f"there is no {word!r}; did you mean {meant[0]!r}?")
 
 
-def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
+def _refuse(parser: argparse.ArgumentParser, unknown: list[str], words: list[str]) -> NoReturn:
     """End with the words that a command does not take, and the option that the first of them is close to."""
     options = [name for action in parser._actions for name in action.option_strings]
     meant = difflib.get_close_matches(unknown[0], options, 1)
     hint = f"; did you mean {meant[0]}?" if meant else f"; `{parser.prog} --help` has what it takes"
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script is not None:
+        hint = (
+            f"{hint if meant else ''}; options of {script} itself stand after it: {parser.prog} {script} {unknown[0]}"
+        )
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from penstock.cli.option_values import parse_options
+from penstock.core.urls import shown
 
 
 class Inspect:
@@ -40,6 +42,7 @@ class Inspect:
 
     def run(self, args: argparse.Namespace) -> int:
         """Inspect and print."""
+        print(f"penstock: looking into {shown(args.path)}", file=sys.stderr, flush=True)
         from penstock.data.inspect import inspect
         from penstock.data.inspect.inspection import render
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from penstock.cli.import_object import call_object, import_object
 from penstock.core.errors import PenstockError
 from penstock.core.units import to_nbytes
 from penstock.core.urls import redact_all, shown
+
+_PROGRESS_S = 5.0
 
 
 class Plan:
@@ -63,6 +66,7 @@ class Plan:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the plan."""
+        print(f"penstock: importing torch, and then {args.function}", file=sys.stderr, flush=True)
         from penstock.memory.planning.planner import plan
 
         to_nbytes("--budget", args.budget, least=1)  # before the program runs, which may take minutes
@@ -88,9 +92,9 @@ class Plan:
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield what shows the number of steps on stderr, if that is a terminal."""
+    """Yield what shows the number of steps on stderr: as a bar in a terminal, else as a line every few seconds."""
     if not sys.stderr.isatty():
-        yield None
+        yield _print_progress()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -99,6 +103,18 @@ def _progress_bar() -> Iterator[Callable[[int, int], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("planning", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_progress() -> Callable[[int, int], None]:
+    last_s = time.monotonic()
+
+    def print_if_due(done: int, total: int) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= _PROGRESS_S:
+            last_s = time.monotonic()
+            print(f"penstock: {done} of {total} steps planned", file=sys.stderr, flush=True)
+
+    return print_if_due
 
 
 def _training_step(name: str) -> tuple[Any, ...]:

@@ -85,6 +85,8 @@ class Run:
             raise PenstockError("nothing to run; give a script, as in `penstock run train.py`")
         if not args.quiet:
             note_late_options(args.parser, command)
+        for option, file in (("--json", args.json), ("--html", args.html), ("--trace", args.trace)):
+            _check_folder(option, file)
         folder = run_folder(command, Ranks.of(os.environ, os.getppid())).absolute()
         outputs = Outputs(
             folder=folder,
@@ -95,6 +97,20 @@ class Run:
             quiet=args.quiet,
         )
         return run(command, outputs, tune=args.tune, baseline=args.baseline, distributed=args.distributed)
+
+
+def _check_folder(option: str, file: Path | None) -> None:
+    """Raise an error before the program runs for hours, where its file could not be written at the end.
+
+    Raises:
+        PenstockError: there is no such folder, or `file` is one.
+    """
+    if file is None:
+        return
+    if file.is_dir():
+        raise PenstockError(f"{option} needs a file, and {file} is a folder; give a file in it")
+    if not file.absolute().parent.is_dir():
+        raise PenstockError(f"{option} {file}: there is no folder {file.parent}; make it, or give another file")
 
 
 def command_of(module: list[str] | None, rest: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 
 from penstock.cli.import_object import import_object
 from penstock.core.errors import OptionError
@@ -16,8 +17,7 @@ class Tune:
 
     LOADER is a DataLoader (torch's or penstock's), a function that returns one, or a pair (loader, step). The step is a
     function that takes a batch; without one, --step-ms is the time of a step on a device. Among equally fast settings,
-    the one with the fewest workers and the least memory wins. Results are cached per dataset, step and machine in the
-    user's cache folder.
+    the one with the fewest workers and the least memory wins.
     """
 
     name = "tune"
@@ -39,15 +39,12 @@ class Tune:
             metavar="N",
             help="the most cores that workers may keep busy (default: all usable cores)",
         )
-        parser.add_argument(
-            "--no-cache", action="store_true", help="neither read nor write the cache of earlier results"
-        )
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         """Search and print."""
+        _print_note(f"importing torch, and then {args.object}; the trials take 10 to 30 s")
         from penstock.core.units import to_nbytes
-        from penstock.tune.result_cache import TuneResultCache, cache_key
         from penstock.tune.search import tune
         from penstock.tune.tuned_loop import resolve_tuned_loop
 
@@ -56,19 +53,12 @@ class Tune:
             raise OptionError(f"--step-ms must be 0 or more milliseconds, got {args.step_ms:g}")
         step = import_object(args.step) if args.step is not None else None
         loop = resolve_tuned_loop(import_object(args.object), step=step, step_s=(args.step_ms or 0.0) / 1e3)
-        cache, found = TuneResultCache(), None
-        key = cache_key(loop, object=args.object, ram_nbytes=ram_nbytes, cpus=args.cpus)
-        if not args.no_cache:
-            found, word = cache.load(key)
-            _print_note(word or ("from an earlier search (--no-cache to search again)" if found is not None else ""))
-        if found is None:
+        with warnings.catch_warnings():  # torch's, on a number of workers that the search tries and reports itself
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             found = tune(loop, ram_nbytes=ram_nbytes, cpus=args.cpus, report=_print_note)
-            if not args.no_cache:
-                _print_note(cache.save(key, found))
         print(json.dumps(redact_all(found.to_json()), indent=2) if args.json else shown(found.render().rstrip()))
         return 0
 
 
 def _print_note(text: str) -> None:
-    if text:
-        print(f"penstock: {shown(text)}", file=sys.stderr)
+    print(f"penstock: {shown(text)}", file=sys.stderr, flush=True)

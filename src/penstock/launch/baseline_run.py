@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,20 @@ _MAIN = "import sys; from penstock.launch.torch_loader_run import main; main(sys
 _LIMIT_S = 180.0
 """The child process is killed after this time, wherever it is."""
 
+_PROGRESS_S = 5.0
+
 
 class BaselineRun:
     """Runs a program's beginning with torch's loader, then times the same number of batches in this process.
 
     Args:
         command: as for `penstock run`.
+        quiet: whether to print nothing.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], *, quiet: bool = False) -> None:
         self._command = command
+        self._quiet = quiet
         self._torch_timing: dict[str, Any] = {}
         self._problem = ""
         self._stopwatch: Stopwatch | None = None
@@ -90,6 +95,17 @@ class BaselineRun:
             left_alone=left_alone,
         )
 
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Return a child's exit code, or None if it took too long; say every few seconds that it runs."""
+        began = time.monotonic()
+        while (waited_s := time.monotonic() - began) < _LIMIT_S:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(_PROGRESS_S, _LIMIT_S - waited_s))
+            if not self._quiet:
+                waited_s = time.monotonic() - began
+                print(f"penstock: torch's own loader for {waited_s:.0f} s", file=sys.stderr, flush=True)
+        return None
+
     def _run_child(self, result: Path, errors: Path) -> int | None:
         """Return the child's exit code, or None if it took too long."""
         flags = ["-P"] if sys.flags.safe_path else []
@@ -102,9 +118,7 @@ class BaselineRun:
                 start_new_session=True,
             )
             try:
-                return process.wait(_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                return None
+                return self._wait(process)
             finally:
                 with contextlib.suppress(ProcessLookupError):  # its workers, which have outlived it
                     os.killpg(process.pid, signal.SIGKILL)

@@ -12,13 +12,13 @@ from pathlib import Path
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.urls import printable, shown
 from penstock.launch.outputs import Outputs
-from penstock.launch.run_folder import previous_run_file
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.meters import nvml
 from penstock.observe.meters.clock import Clock
 from penstock.observe.record.baseline import Baseline
-from penstock.observe.record.compare_runs import Comparison, predicted_and_achieved
-from penstock.observe.record.run_record import RunRecord, load, save
+from penstock.observe.record.compare_runs import Comparison
+from penstock.observe.record.formatting import wrapped
+from penstock.observe.record.run_record import RunRecord, save
 from penstock.observe.record.run_summary import RunSummary
 from penstock.observe.report import text_report
 
@@ -40,12 +40,8 @@ def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None
         record = replace(record, findings=findings_of_run(record))
     if is_last and not outputs.quiet:
         sys.stdout.flush()
-        print(
-            shown(text_report.render(record, details=False) + _prediction(record, outputs)),
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = wrapped(text_report.render(record, details=False), sys.stderr)
+        print(shown(text), end="", file=sys.stderr, flush=True)
         _print_note(nvml.missing_package() if "accelerators" in record.machine else None)
     files = (outputs.json_file, outputs.html_file)
     if outputs.folder is not None and any(file is not None and file.parent == outputs.folder for file in files):
@@ -69,19 +65,6 @@ def write_trace_file(registry: LoaderRegistry, clock: Clock, outputs: Outputs) -
     file = outputs.trace_file
     events = [loader.events() for loader in registry.iterated()]
     _print_error(lambda: perfetto_trace.write_trace(perfetto_trace.trace_of_events(events, clock, os.getpid()), file))
-
-
-def _prediction(record: RunRecord, outputs: Outputs) -> str:
-    """Return a line on what the run before this one predicted, if its advice was followed; empty otherwise."""
-    file = previous_run_file(outputs.folder) if outputs.folder is not None else None
-    try:
-        earlier = load(file) if file is not None else None
-    except OptionError:  # damaged, or of another version
-        return ""
-    if file is None or earlier is None or earlier.command[:1] != record.command[:1]:
-        return ""
-    sentence = predicted_and_achieved(earlier, record, if_followed=True)
-    return f"  {sentence} ({_relative(str(file.parent))} was before)\n" if sentence else ""
 
 
 def _write_html(record: RunRecord, outputs: Outputs) -> None:

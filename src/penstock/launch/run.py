@@ -87,16 +87,19 @@ def _measure_baseline(command: Sequence[str], ranks: Ranks, *, quiet: bool) -> B
 
     if not quiet:
         print(shown(announcement(command)), file=sys.stderr, flush=True)
-    baseline_run = BaselineRun(command)
+    baseline_run = BaselineRun(command, quiet=quiet)
     baseline_run.measure_torch()
     return baseline_run
 
 
 def _print(error: BaseException) -> str:
-    """Print what Python prints when `error` ends a program, and return it in one line."""
+    """Print what Python prints when `error` ends a program, and return its type and message in one line."""
     error.__traceback__ = trim_traceback(error.__traceback__)
     sys.excepthook(type(error), error, error.__traceback__)
-    return traceback.format_exception_only(error)[-1].strip()
+    described = traceback.TracebackException(type(error), error, None)
+    described.__notes__ = None  # they would stand after the message
+    lines = [*described.format_exception_only()][-1].strip().splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0].strip()} … {lines[-1].strip()}"
 
 
 def _end_interrupted() -> NoReturn:

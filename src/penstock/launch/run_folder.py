@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import time
@@ -40,17 +39,6 @@ def run_file(given: Path | None) -> Path:
             raise OptionError(f"there is no run in {RUNS}{os.sep}; give a file, as in `penstock report run.json`")
         return runs[-1]
     return given / "run.json" if given.is_dir() else given
-
-
-def previous_run_file(folder: Path) -> Path | None:
-    """Return the run.json of the newest run before that of `folder`, of a program of that name; None if there is none.
-
-    >>> previous_run_file(RUNS / "20260101-000000-train-7") is None
-    True
-    """
-    program = folder.name.split("-", 2)[-1].rpartition("-")[0]
-    runs = sorted(file for file in RUNS.glob(f"*-{glob.escape(program)}-*/run.json") if file.parent.name < folder.name)
-    return runs[-1] if runs else None
 
 
 def _started_s(pid: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
 import os
 import platform
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -81,6 +83,9 @@ class Session:
         self._supervisor: Supervisor | None = None
         self._poller_thread: PollerThread | None = None
         self._devices: DeviceMeter | None = None
+        self._load = os.getloadavg()[0]
+        self._forks = mmap.mmap(-1, mmap.PAGESIZE)
+        """Shared with child processes that the program forks: each that makes a loader sets a byte."""
         self.exit_code = 0
         self.error: str | None = None
 
@@ -114,6 +119,7 @@ class Session:
     def register(self, loader: Any) -> None:
         """Add a loader that the program has made."""
         if os.getpid() != self._pid:  # a child that the program has forked
+            self._forks[os.getpid() % mmap.PAGESIZE] = 1
             return
         assert self._poller_thread is not None
         if self._tune:
@@ -129,6 +135,7 @@ class Session:
     def find_counters(self, loader: Any, iterator: Any) -> Counters | None:
         """Return the counters for an iterator that is not penstock's; None in a child that the program has forked."""
         if os.getpid() != self._pid:
+            self._forks[os.getpid() % mmap.PAGESIZE] = 1
             return None
         if self._registry.find(loader) is None:
             self.register(loader)
@@ -201,6 +208,9 @@ class Session:
             machine=describe_machine(),
             memory=self._memory.peak(),
             device_memory=self._devices.peak() if self._devices is not None else None,
+            load=self._load,
+            forks_with_loaders=sum(self._forks[:]),
+            children_cpu_s=sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]),
             loaders=self._registry.records(),
             timeline=self._timeline.points(),
             baseline=self._baseline.result() if self._baseline is not None else None,

@@ -16,7 +16,7 @@ WARMUP_BATCHES = 10
 
 MAX_BATCHES = 200
 LONG_ENOUGH_S = 15.0
-MIN_BATCHES = 16
+MIN_BATCHES = 6
 """The window ends after `MAX_BATCHES`, or after `LONG_ENOUGH_S` if there are `MIN_BATCHES` by then."""
 
 

@@ -28,7 +28,15 @@ from penstock.tune.memory_budget import MemoryBudget
 from penstock.tune.search_result import TuneResult
 from penstock.tune.setting import Setting, WorkerType
 from penstock.tune.trial_bench import TrialBench
-from penstock.tune.trial_comparison import SAME_SPEED, cheapest_of_fastest, cost, error_of_lag, lag, speed
+from penstock.tune.trial_comparison import (
+    SAME_SPEED,
+    cheapest_of_fastest,
+    cost,
+    error_of_lag,
+    lag,
+    speed,
+    without_doubtful_threads,
+)
 from penstock.tune.trial_result import SettingTrial
 from penstock.tune.tuned_loop import TunedLoop
 
@@ -354,7 +362,7 @@ class _Search:
         return [choice, *sorted(doubtful, key=speed, reverse=True)[: _FINALISTS - 1]]
 
     def _choose(self) -> SettingTrial:
-        return cheapest_of_fastest(self.finalists or [*self.trials.values()])
+        return without_doubtful_threads(self.finalists or [*self.trials.values()])
 
     def _doubt(self, choice: SettingTrial, rivals: list[SettingTrial]) -> str:
         if choice.error > _UNSURE:

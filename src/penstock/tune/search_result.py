@@ -47,30 +47,8 @@ class TuneResult:
         return next(trial for trial in self.trials if trial.setting == self.choice)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data; `from_json` reads it."""
+        """Return it as plain data."""
         return asdict(self) | {"line": self.choice.line()}
-
-    @classmethod
-    def from_json(cls, data: Any) -> TuneResult:
-        """Return the result that `to_json` converted to `data`.
-
-        Raises:
-            KeyError, TypeError, ValueError: `data` is broken.
-        """
-        trials = tuple(
-            SettingTrial(**{**trial, "setting": Setting(**trial["setting"]), "batch_ms": tuple(trial["batch_ms"])})
-            for trial in data["trials"]
-        )
-        known = {name: data[name] for name in ("ram_nbytes", "why", "doubt", "gil", "device", "seconds")}
-        found = cls(
-            choice=Setting(**data["choice"]),
-            trials=trials,
-            left_out=tuple((Setting(**setting), nbytes) for setting, nbytes in data["left_out"]),
-            **known,
-        )
-        if all(trial.setting != found.choice for trial in trials):
-            raise ValueError("the choice was not tried")
-        return found
 
     def render(self) -> str:
         """Return it as lines of text: the trials, why the search stopped, and the line to paste."""

@@ -96,7 +96,8 @@ class TrialTotals:
         blocks = self.blocks_s
         unknown_s = mean_s / (16 if setting.workers > _BLOCKS else 4)  # a round of many workers is a mean already
         spread_s = statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 2 else unknown_s
-        low, middle, high = statistics.quantiles(self.periods_s, n=4) if len(self.periods_s) > 1 else [mean_s] * 3
+        periods_s = self.periods_s if len(self.periods_s) > 1 else [mean_s] * 2
+        low, middle, high = statistics.quantiles(periods_s, n=4, method="inclusive")
         stages = [one.stages for one in self.seen]
         work_s = sum(one.fetch_s + one.collate_s for one in stages)
         is_known = setting.worker_type == "process" and work_s > 0

@@ -96,6 +96,24 @@ def test_a_run_whose_epochs_were_short_should_keep_its_workers() -> None:
     assert names == ["short-epochs"]
 
 
+def test_short_epochs_have_no_estimate_where_the_step_takes_about_nothing() -> None:
+    counted = {"worker_type": "process", "workers": 2, "epochs": 20, "first_batch_s": 0.49}
+    (known,) = findings_of_run(_run(stages=StageTimes(wait_s=10.0, step_s=5.0), **counted))
+    (unknown,) = findings_of_run(_run(stages=StageTimes(wait_s=10.0, step_s=0.05), **counted))
+    assert (known.name, unknown.name) == ("short-epochs", "short-epochs")
+    assert known.gain is not None
+    assert unknown.gain is None
+
+
+def test_an_iterator_for_each_batch_is_named_and_nothing_else_is_blamed_for_its_time() -> None:
+    stages = StageTimes(fetch_s=1.0, collate_s=9.0, wait_s=20.0, step_s=1.0, workers_s=18.0)
+    counted = {"stages": stages, "worker_type": "process", "workers": 2, "first_batch_s": 0.2}
+    (finding,) = findings_of_run(_run(**counted, epochs=100, length=50))
+    assert finding.name == "iterator-recreated"
+    assert "100 iterators for 100 batches" in finding.evidence
+    assert "iterator-recreated" not in {one.name for one in findings_of_run(_run(**counted, epochs=100, length=1))}
+
+
 def test_workers_that_were_chosen_because_samples_wait_are_not_too_many() -> None:
     stages = StageTimes(fetch_s=1.0, step_s=50.0)
     asked = _run(stages=stages, worker_type="process", workers=13)

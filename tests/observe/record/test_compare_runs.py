@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 
 import made_runs
 
 from penstock.core.stats import IndexDigest, StageTimes
-from penstock.observe.doctor.causes import findings_of_run
 from penstock.observe.record import comparison_text
 from penstock.observe.record.compare_digests import compare_ranks
-from penstock.observe.record.compare_runs import Difference, compare_runs, predicted_and_achieved
+from penstock.observe.record.compare_runs import Difference, compare_runs
 from penstock.observe.record.run_summary import summarize_run
 from penstock.observe.report import text_report
-from penstock.observe.report.write_html import render_html
 
 
 def _run(*, samples_factor: int = 1, wait_s: float = 5.0, **settings: object):
@@ -80,35 +77,6 @@ def test_a_run_without_samples_compares_to_nothing() -> None:
     comparison = compare_runs(made_runs.empty(), made_runs.ordinary(), "other")
     assert comparison_text.verdict(run, comparison) == "There is nothing to compare: this run loaded no samples."
     assert all(row.ratio in ("0.00×", "–") for row in comparison_text.rows(run, comparison.reference))
-
-
-def _advised(wait_s: float, num_workers: int, started: str):
-    stages = StageTimes(step_s=5.0, wait_s=wait_s, fetch_s=18.0)
-    one = made_runs.loader("Images", 10, stages, num_workers=num_workers)
-    statistics = dataclasses.replace(one.statistics, workers=num_workers, first_batch_s=0.0)
-    one = dataclasses.replace(one, made_at="train.py:12", statistics=statistics)
-    run = dataclasses.replace(made_runs.empty(), started=started, loaders=(one,), cpus=8)
-    return dataclasses.replace(run, findings=findings_of_run(run))
-
-
-def test_what_the_earlier_run_predicted_is_compared_with_what_the_later_one_achieved() -> None:
-    old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
-    assert [(finding.gain, finding.loader) for finding in old.findings] == [(2.0, "Images (train.py:12)")]
-    new = _advised(1.25, 5, "2026-01-02T00:00:00+00:00")
-    words = "Predicted 2.00×, achieved 1.60× with num_workers=5 in the loop over Images (train.py:12)."
-    for run, reference in ((new, old), (old, new)):  # in whatever order they are given
-        comparison = compare_runs(run, reference, "other")
-        assert words in comparison_text.render(run, comparison, "this")
-        assert comparison_text.as_json(run, comparison, "this")["prediction"] == words
-        assert words in html.unescape(render_html(run, comparison)).replace("\N{NO-BREAK SPACE}", " ")
-
-
-def test_advice_that_was_not_followed_is_said_to_be_so_and_a_run_without_advice_predicts_nothing() -> None:
-    old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
-    other = _advised(4.0, 3, "2026-01-02T00:00:00+00:00")
-    assert "achieved 1.11× without num_workers=5" in predicted_and_achieved(old, other)
-    assert predicted_and_achieved(old, other, if_followed=True) == ""
-    assert predicted_and_achieved(dataclasses.replace(old, findings=()), other) == ""
 
 
 def _digests(*digests: str, **settings: object):

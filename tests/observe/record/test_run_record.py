@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made_runs
 import pytest
 
 from penstock.core.errors import OptionError
@@ -16,6 +18,8 @@ from penstock.observe.record import run_record
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.timeline import TimelinePoint
 from penstock.observe.report import text_report
+from penstock.observe.report.headline import headline
+from penstock.observe.report.write_html import render_html
 
 RUN = run_record.RunRecord(
     command=("train.py", "--lr", "1"),
@@ -67,7 +71,7 @@ def test_the_report_names_every_problem() -> None:
         "samples that killed their workers: 7",
         "samples skipped: 2 (1, 2)",
         "batches copied out because the program held all slots of the ring: 1",
-        "peak host memory: 1.0 GiB (all processes, 3 at most)",
+        "peak host memory: 1.0 GiB (all processes, 3 at most, sampled every 2 s or less often)",
     ):
         assert words in text
 
@@ -100,7 +104,42 @@ def test_a_loader_whose_batches_were_not_counted_is_reported_so() -> None:
     text = text_report.render(replace(RUN, loaders=(uncounted,)))
     assert "Images: own iterator of Cached, left alone; its batches were not counted" in text
     never = text_report.render(replace(RUN, loaders=(replace(uncounted, is_iterated=False),)))
-    assert "no batch was loaded through a DataLoader" in never
+    assert "the main process loaded no batch through a DataLoader" in never
+
+
+def test_a_program_that_an_exception_ended_gets_its_reason_once_and_no_advice_on_loading() -> None:
+    slow = made_runs.ordinary(stall=0.9)
+    failed = replace(slow, error="ValueError: x", exit_code=1)
+    advice = [finding.remedy for finding in slow.findings]
+    assert advice
+    assert all(words in text_report.render(slow) for words in (*advice, headline(slow).text))
+    for text in (text_report.render(failed), html.unescape(render_html(failed))):
+        assert text.count("ValueError: x") == 1
+        assert not any(words in text for words in (*advice, headline(slow).text))
+    assert advice[0] in text_report.render(replace(slow, error="KeyboardInterrupt", exit_code=130))
+
+
+def test_child_processes_that_were_not_watched_are_counted_or_their_time_is_said() -> None:
+    idle = made_runs.empty()
+    assert "not watched" not in text_report.render(idle)
+    forked = text_report.render(replace(idle, forks_with_loaders=3, children_cpu_s=9.0))
+    assert "3 child processes of the program used loaders of their own, which were not watched" in forked
+    spawned = text_report.render(replace(idle, children_cpu_s=9.0))
+    assert "Child processes of the program, which computed for 9.0 s, were not watched" in spawned
+    assert "not watched" not in text_report.render(replace(made_runs.ordinary(), children_cpu_s=9.0))  # its workers
+
+
+def test_a_run_on_a_busy_machine_says_so() -> None:
+    run = replace(made_runs.ordinary(), cpus=2)
+    assert "the machine was busy" in text_report.render(replace(run, load=5.25))
+    assert "the machine was busy" not in text_report.render(replace(run, load=0.5))
+
+
+def test_one_loader_on_two_ranks_is_one_line_with_the_sum() -> None:
+    (loader,) = RUN.loaders
+    text = text_report.render(replace(RUN, loaders=tuple(replace(loader, rank=rank) for rank in (0, 1))))
+    assert "Images on 2 ranks: 16 samples in 4 batches" in text
+    assert "all loaders" not in text
 
 
 @pytest.mark.parametrize(

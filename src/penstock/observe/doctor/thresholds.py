@@ -240,6 +240,11 @@ class Thresholds:
     run_stall_fraction: float = _threshold(
         0.1, "of the loop's time", "a whole run is a longer measurement than a trial, so less is significant"
     )
+    run_estimate_stall: float = _threshold(
+        0.9,
+        "of the loop's time",
+        "beyond it an estimate is the quotient of the loop and a step that takes about nothing",
+    )
     run_wait_s: float = _threshold(1.0, "s", "nobody changes a script for less")
     run_wait_fraction: float = _threshold(
         0.25, "of the loop's time", "in a run of a few seconds this stands in for the absolute wait"

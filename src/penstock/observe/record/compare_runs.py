@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.core.units import size_text
 from penstock.observe.record.compare_digests import OrderComparison, compare_digests
-from penstock.observe.record.formatting import count_text, ratio_text
+from penstock.observe.record.formatting import count_text
 from penstock.observe.record.group_loaders import group_loaders
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.run_summary import RunSummary, summarize_run
-
-_SETTING = re.compile(r"\b(num_workers|persistent_workers|batch_size)=(\w+)")
-"""What a remedy asks for, as far as the next run's settings show whether it was done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +46,6 @@ class Comparison:
     verdict: str = ""
     """The result in one sentence; if empty, it is derived from the figures."""
 
-    prediction: str = ""
-    """What the earlier run's first finding with a gain predicted, and what the later one achieved; empty where there
-    is none."""
-
 
 def compare_runs(record: RunRecord, reference: RunRecord, name: str) -> Comparison:
     """Return the comparison of `record` with `reference`, which is called `name`."""
@@ -62,30 +54,7 @@ def compare_runs(record: RunRecord, reference: RunRecord, name: str) -> Comparis
         settings=_settings(record, reference),
         orders=compare_digests(record, reference),
         caveats=tuple(_caveats(record, reference)),
-        prediction=predicted_and_achieved(*sorted((record, reference), key=lambda one: one.started)),
     )
-
-
-def predicted_and_achieved(earlier: RunRecord, later: RunRecord, *, if_followed: bool = False) -> str:
-    """Return what the earlier run predicted of its first advice, and what the later one achieved, in one sentence.
-
-    Empty where the earlier run predicted nothing, its loader is in only one of them, or, with `if_followed`, the later
-    one's settings are not those that were advised.
-    """
-    finding = next((one for one in earlier.findings if one.gain is not None and one.loader), None)
-    if finding is None:
-        return ""
-    before, after = (_loaders_by_name(record).get(_name_of(finding.loader)) for record in (earlier, later))
-    if before is None or after is None or not before.statistics.samples_per_s:
-        return ""
-    achieved = ratio_text(after.statistics.samples_per_s / before.statistics.samples_per_s)
-    predicted = f"Predicted {ratio_text(finding.gain or 1.0)}, achieved {achieved}"
-    wanted = _SETTING.findall(finding.remedy)
-    is_followed = all(str(after.settings.get(name)) == value for name, value in wanted)
-    if not wanted or (if_followed and not is_followed):
-        return ""
-    advice = ", ".join(f"{name}={value}" for name, value in wanted)
-    return f"{predicted} {'with' if is_followed else 'without'} {advice} in the loop over {after.label}."
 
 
 def _caveats(run: RunRecord, reference: RunRecord) -> list[str]:
@@ -183,7 +152,7 @@ def _name_of(label: str) -> str:
     >>> _name_of("Images #2 and 3 more like it (train.py:12)")
     'Images #2'
     """
-    return label.partition(" (")[0].partition(" and ")[0]
+    return label.partition(" (")[0].partition(" and ")[0].partition(" on ")[0]
 
 
 def _all_settings(loader: LoaderRecord) -> dict[str, object]:

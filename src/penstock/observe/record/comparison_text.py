@@ -95,8 +95,6 @@ def render(record: RunRecord, comparison: Comparison, name: str) -> str:
         *((row.label, row.run, row.reference, row.ratio) for row in rows(run, reference)),
     ]
     text = [f"penstock: {verdict(run, comparison)}"]
-    if comparison.prediction:
-        text.append(f"  {comparison.prediction}")
     text += _table(lines)
     if comparison.settings:
         settings = [(one.setting, one.run, one.reference) for one in comparison.settings]
@@ -113,7 +111,6 @@ def as_json(record: RunRecord, comparison: Comparison, name: str) -> dict[str, o
     return {
         "schema": "penstock.comparison/1",
         "verdict": verdict(run, comparison),
-        "prediction": comparison.prediction,
         "run": asdict(run),
         "reference": asdict(comparison.reference),
         "settings": [asdict(difference) for difference in comparison.settings],

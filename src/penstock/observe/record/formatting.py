@@ -2,8 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import textwrap
 from collections.abc import Sequence
+from typing import TextIO
+
+_NARROW = 40
+"""No text is broken for a terminal with fewer columns."""
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Return lines of text broken at the width of `stream`, if that is a terminal; what is broken off stands indented.
+
+    >>> import io
+    >>> wrapped("  a line", io.StringIO())
+    '  a line'
+    """
+    width = 0
+    with contextlib.suppress(OSError, ValueError):  # closed, or without a file
+        if stream.isatty():
+            width = os.get_terminal_size(stream.fileno()).columns
+    return text if width < _NARROW else wrapped_at(text, width)
+
+
+def wrapped_at(text: str, width: int) -> str:
+    """Return lines of text, none longer than `width` unless a word is.
+
+    >>> print(wrapped_at("  num_workers=3, or make samples cheaper", 24))
+      num_workers=3, or make
+          samples cheaper
+    """
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        lines += (
+            [line]
+            if len(line) <= width
+            else textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+                replace_whitespace=False,
+                drop_whitespace=True,
+            )
+        )
+    return "\n".join(lines)
 
 
 def percent_text(fraction: float) -> str:

@@ -63,7 +63,10 @@ def settings_text(loader: LoaderRecord) -> str:
 
 
 def _combine(loaders: list[LoaderRecord]) -> LoaderRecord:
-    name = f"{loaders[0].name} and {len(loaders) - 1} more like it"
+    ranks = len({loader.rank for loader in loaders})
+    alike = len(loaders) // ranks
+    name = loaders[0].name + (f" and {alike - 1} more like it" if alike > 1 else "")
+    name += f" on {ranks} ranks" if ranks > 1 else ""
     return replace(
         loaders[0], name=name, statistics=rates.combine_statistics([loader.statistics for loader in loaders])
     )

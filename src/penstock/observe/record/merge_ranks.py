@@ -51,6 +51,8 @@ def merge_ranks(records: Mapping[int, RunRecord], missing: Mapping[int, str]) ->
         error=errors[0] if errors else None,
         memory=_memory([record.memory for record in records.values()]),
         device_memory=_device_memory([record.device_memory for record in records.values()]),
+        forks_with_loaders=sum(record.forks_with_loaders for record in records.values()),
+        children_cpu_s=sum(record.children_cpu_s for record in records.values()),
         loaders=tuple(
             replace(loader, rank=rank) for rank, record in sorted(records.items()) for loader in record.loaders
         ),

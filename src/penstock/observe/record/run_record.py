@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,6 +57,8 @@ from penstock.observe.record.timeline import TimelinePoint
 _Data = TypeVar("_Data")
 
 SCHEMA = "penstock.run/1"
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 IteratorKind = Literal["replaced", "subclass", "own", "fallback"]
 """What iterates a loader: penstock's iterator in place of torch's; the same, in a subclass of DataLoader; the loader's
@@ -161,6 +164,15 @@ class RunRecord:
     device_memory: DeviceMemory | None = None
     """The peak of the accelerators that it used; None without one."""
 
+    load: float = 0.0
+    """Processes of the machine that ran or waited for a core when the run began: the average of a minute."""
+
+    forks_with_loaders: int = 0
+    """Child processes that the program forked and that made loaders of their own; nothing of those is counted."""
+
+    children_cpu_s: float = 0.0
+    """CPU time of the processes that this one started and that have ended, workers among them."""
+
     loaders: tuple[LoaderRecord, ...] = ()
     """In the order they were made."""
 
@@ -181,6 +193,11 @@ class RunRecord:
         object.__setattr__(self, "error", None if self.error is None else redact(self.error))
 
     @property
+    def has_failed(self) -> bool:
+        """Whether an exception ended the program; not that the user interrupted it."""
+        return self.error is not None and self.exit_code != _INTERRUPTED
+
+    @property
     def totals(self) -> rates.Totals:
         """The sums over all of its loaders."""
         return rates.total((loader.statistics for loader in self.loaders), self.ranks)
@@ -196,7 +213,14 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "started_unix_ns": record.started_unix_ns,
         "wall_s": record.wall_s,
         "exit": {"code": record.exit_code, "error": record.error},
-        "host": {"cpus": record.cpus, "machine": dict(record.machine), "memory": asdict(record.memory)},
+        "host": {
+            "cpus": record.cpus,
+            "load": record.load,
+            "machine": dict(record.machine),
+            "memory": asdict(record.memory),
+            "forks_with_loaders": record.forks_with_loaders,
+            "children_cpu_s": record.children_cpu_s,
+        },
         "device": {"memory": asdict(record.device_memory) if record.device_memory is not None else None},
         "totals": _totals(record.totals),
         "loaders": [
@@ -240,6 +264,9 @@ def from_json(data: Any) -> RunRecord:
             error=data["exit"]["error"],
             versions=data["versions"],
             cpus=data["host"]["cpus"],
+            load=data["host"].get("load", 0.0),
+            forks_with_loaders=data["host"].get("forks_with_loaders", 0),
+            children_cpu_s=data["host"].get("children_cpu_s", 0.0),
             machine=data["host"].get("machine", {}),
             memory=build_from_known(HostMemory, data["host"]["memory"]),
             device_memory=_known(DeviceMemory, data.get("device", {}).get("memory")),

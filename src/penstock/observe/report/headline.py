@@ -16,6 +16,8 @@ from penstock.observe.record.time_parts import cause_of_waiting, most_waited_for
 Tone = Literal["good", "bad", "plain"]
 
 _MOSTLY = 0.6
+_CHILDREN_CPU_S = 1.0
+"""Child processes that used less are no part of the training: compilers, `git`, a resource tracker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +45,9 @@ def headline(record: RunRecord) -> Headline:
         )
     if not used or not record.totals.loop_s:
         return Headline(
-            text="No batch was loaded through a DataLoader.",
-            more="The program ended before its first batch, or does not load its data through a DataLoader.",
+            text="The program's main process loaded no batch through a DataLoader.",
+            more=not_watched(record)
+            or "The program ended before its first batch, or does not load its data through a DataLoader.",
             tone="plain",
         )
     waited = record.totals.stall_fraction
@@ -59,6 +62,21 @@ def headline(record: RunRecord) -> Headline:
     if waited < 0.5:
         return Headline(text=f"Y{share}, {cause}.", more=more, tone="bad")
     return Headline(text=f"Loading is the bottleneck: y{share}, {cause}.", more=more, tone="bad")
+
+
+def not_watched(record: RunRecord) -> str:
+    """Return a sentence on child processes of the program, which may have loaded data uncounted; empty without any."""
+    if record.forks_with_loaders:
+        several = record.forks_with_loaders > 1
+        return (
+            f"{record.forks_with_loaders} child process{'es' if several else ''} of the program used loaders of "
+            f"{'their' if several else 'its'} own, which were not watched."
+        )
+    if not record.totals.batches and record.children_cpu_s >= _CHILDREN_CPU_S:
+        return (
+            f"Child processes of the program, which computed for {time_text(record.children_cpu_s)}, were not watched."
+        )
+    return ""
 
 
 def _possible_gain(waited: float, what: str) -> str:

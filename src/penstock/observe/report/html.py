@@ -53,7 +53,6 @@ def _header(view: View) -> str:
     failure = f'<div class="failure" role="alert">{_text(view.failure)}</div>' if view.failure else ""
     if view.comparison is not None:
         result = f"<h1>{_text(view.comparison.verdict)}</h1>"
-        result += f'<p class="lead">{_sentence(view.comparison.prediction)}</p>'
     else:
         result = f"{_headline(view.headline, 'h1')}{_tiles(view.tiles)}"
     return (

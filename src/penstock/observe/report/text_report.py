@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.core.stats import LoaderStatistics
 from penstock.core.units import size_text
+from penstock.observe.meters.host_memory import HostMemory
 from penstock.observe.record.compare_digests import compare_ranks, digest_text
 from penstock.observe.record.formatting import percent_text, rate_text, time_text, uploads_text
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text, settings_text
@@ -14,7 +15,7 @@ from penstock.observe.record.rank_record import RankRecord
 from penstock.observe.record.rates import Totals
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Part, loop_parts, worker_parts
-from penstock.observe.report.headline import headline
+from penstock.observe.report.headline import headline, not_watched
 
 _FINDINGS = 3
 """As many are listed; report.html has all."""
@@ -37,7 +38,8 @@ def render(record: RunRecord, *, details: bool = True) -> str:
         lines.append(f"  ended by {record.error}")
     used, uncounted = group_loaders(record.loaders), group_uncounted(record.loaders)
     if not used and not uncounted:
-        lines.append("  no batch was loaded through a DataLoader")
+        lines.append("  the main process loaded no batch through a DataLoader")
+    lines += _caveat_lines(record)
     for loader in used:
         lines += _loader_lines(loader, details)
     lines += [f"  {loader.label}: {iterator_text(loader)}; its batches were not counted" for loader in uncounted]
@@ -49,22 +51,47 @@ def render(record: RunRecord, *, details: bool = True) -> str:
     lines += [f"  indices: {text}" for text in compare_ranks(record.loaders)]
     if record.baseline is not None:
         lines.append(record.baseline.render())
-    memory = record.memory
-    peak = memory.peak_pss_nbytes or memory.peak_rss_nbytes
-    scope = "all processes" if memory.peak_pss_nbytes else "this process"
-    lines.append(f"  peak host memory: {size_text(peak)} ({scope}, {memory.processes} at most)")
+    lines.append(_memory_line(record.memory))
     if record.device_memory is not None:
         bar = device_memory_bar(record.device_memory)
         parts = "; ".join(f"{part.label} {part.text}" for part in bar.parts)
         lines.append(f"  peak device memory: {bar.text} ({parts})")
-    if used and record.totals.loop_s:
+    if not record.has_failed:  # otherwise what to do about loading is not what the reader needs now
+        lines += _result_lines(record)
+    return "\n".join(lines) + "\n"
+
+
+def _caveat_lines(record: RunRecord) -> list[str]:
+    """Return what makes the figures less than they look: processes that were not watched, a machine that was busy."""
+    unseen = not_watched(record)
+    lines = [f"  {unseen}"] if unseen else []
+    if record.load >= max(1, record.cpus):
+        lines.append(
+            f"  the machine was busy: {record.load:.1f} processes ran or waited for a core when the run began, and it "
+            f"has {record.cpus}; times and estimates are those of a busy machine"
+        )
+    return lines
+
+
+def _memory_line(memory: HostMemory) -> str:
+    if memory.peak_pss_nbytes is None:
+        return f"  peak host memory: {size_text(memory.peak_rss_nbytes)} (this process)"
+    return (
+        f"  peak host memory: {size_text(memory.peak_pss_nbytes)} (all processes, {memory.processes} at most, sampled "
+        "every 2 s or less often)"
+    )
+
+
+def _result_lines(record: RunRecord) -> list[str]:
+    lines = []
+    if any(loader.statistics.batches for loader in record.loaders) and record.totals.loop_s:
         result = headline(record)
         lines += [f"  {sentence}" for sentence in (result.text, result.more) if sentence]
     for finding in record.findings[:_FINDINGS]:
         where = f"{finding.loader}: " if finding.loader else ""
         gain = f"{finding.gain_text}: " if finding.gain is not None else ""
         lines += [f"  {where}{finding.cause}", *([f"    ▸ {gain}{finding.remedy}"] if finding.remedy else [])]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _rank_lines(ranks: Sequence[RankRecord], totals: Totals) -> list[str]:

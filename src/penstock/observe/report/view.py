@@ -17,6 +17,8 @@ from penstock.observe.record.time_parts import Bar, bars
 from penstock.observe.record.time_series import TimeSeries, build_time_series
 from penstock.observe.report.headline import Headline, headline
 
+_EARLY_END = Headline(text="The program did not end by itself; the figures are of a part of it.", more="", tone="plain")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
@@ -85,9 +87,6 @@ class ComparisonText:
     verdict: str
     """The result in one sentence."""
 
-    prediction: str
-    """What the earlier run predicted and the later one achieved; may be empty."""
-
     rows: tuple[Row, ...]
     """The figures."""
 
@@ -148,11 +147,11 @@ def build_view(record: RunRecord, comparison: Comparison | None = None) -> View:
         title=" ".join(record.command) or "a run",
         when=f"{record.started.replace('T', ' ').replace('+00:00', ' UTC')} · {time_text(record.wall_s)}",
         failure=_failure(record),
-        headline=headline(record),
+        headline=_EARLY_END if record.has_failed else headline(record),
         tiles=_tiles(record),
         bars=bars(record),
         device_memory=device_memory_bar(record.device_memory) if record.device_memory is not None else None,
-        findings=tuple(map(_finding_text, record.findings)),
+        findings=() if record.has_failed else tuple(map(_finding_text, record.findings)),
         series=build_time_series(record.timeline),
         comparison=_comparison_text(record, comparison) if comparison is not None else None,
         loaders=tuple(map(_loader_view, group_loaders(record.loaders))),
@@ -178,7 +177,7 @@ def _tiles(record: RunRecord) -> tuple[Tile, ...]:
             Tile(label="loop, per batch", value=time_text(summary.batch_s or 0.0), note="step and loading"),
         ]
     if memory.peak_pss_nbytes:
-        note = f"{memory.processes} process{'es' if memory.processes > 1 else ''} at most"
+        note = f"{memory.processes} process{'es' if memory.processes > 1 else ''} at most, sampled"
         found.append(Tile(label="peak host memory", value=size_text(memory.peak_pss_nbytes), note=note))
     elif memory.peak_rss_nbytes:
         found.append(Tile(label="peak host memory", value=size_text(memory.peak_rss_nbytes), note="this process alone"))
@@ -231,7 +230,6 @@ def _comparison_text(record: RunRecord, comparison: Comparison) -> ComparisonTex
     return ComparisonText(
         name=reference.name,
         verdict=verdict(run, comparison),
-        prediction=comparison.prediction,
         rows=tuple(rows(run, reference)),
         settings=comparison.settings,
         caveats=comparison.caveats,

@@ -15,25 +15,42 @@ from penstock.observe.record.finding import Finding
 def iterator_recreated(measured: Measurements) -> Finding | None:
     """`next(iter(loader))` in a loop starts the workers again for every batch."""
     iterators, batches = measured.iterators_created, measured.batches_requested
-    if iterators <= THRESHOLDS.few_iterators or batches > THRESHOLDS.batches_per_iterator * iterators:
-        return None
     is_anew = measured.loaders_created > THRESHOLDS.few_iterators
     own = measured.settings
-    if own.length is not None and own.length <= THRESHOLDS.batches_per_iterator and not is_anew:
-        return None  # its epochs have no more batches
+    if not is_recreated(iterators, batches, None if is_anew else own.length):
+        return None
     startup_s = epoch_startup_s(measured)
     cost = f"; each costs {startup_s * 1e3:.0f} ms and the batches that were prefetched" if startup_s else ""
     what = "loader" if is_anew else "iterator"
-    wasted = "starts and stops all workers" if own.num_workers else "begins a new epoch"
+    evidence = f"{measured.loaders_created if is_anew else iterators} {what}s for {batches} batches{cost}"
+    return iterator_begun_anew(what, evidence, has_workers=own.num_workers > 0)
+
+
+def is_recreated(iterators: int, batches: int, length: int | None) -> bool:
+    """Return whether a loader of `length` batches was begun anew for almost each that was taken.
+
+    >>> is_recreated(40, 40, 100), is_recreated(2, 200, 100), is_recreated(40, 40, 1)
+    (True, False, False)
+    """
+    if iterators <= THRESHOLDS.few_iterators or batches > THRESHOLDS.batches_per_iterator * iterators:
+        return False
+    return length is None or length > THRESHOLDS.batches_per_iterator  # otherwise its epochs have no more batches
+
+
+def iterator_begun_anew(what: str, evidence: str, *, has_workers: bool, loader: str = "") -> Finding:
+    """Return the finding on a loop that makes a new `what`, "iterator" or "loader", for almost every batch."""
+    wasted = "starts and stops all workers" if has_workers else "begins a new epoch"
+    is_anew = what == "loader"
     return Finding(
         name="iterator-recreated",
         cause=f"The loop creates a new {what} for almost every batch, which {wasted} each time.",
-        evidence=f"{measured.loaders_created if is_anew else iterators} {what}s for {batches} batches{cost}",
+        evidence=evidence,
         remedy=(
             f"{'make the loader once, before the loop, and ' if is_anew else ''}create {'its' if is_anew else 'the'} "
             "iterator once: `batches = iter(loader)` before the loop, `next(batches)` in it; or loop with "
             "`for batch in loader:`"
         ),
+        loader=loader,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 
 from penstock.core.units import size_text
-from penstock.observe.doctor.causes.epochs import order_that_repeats
+from penstock.observe.doctor.causes.epochs import is_recreated, iterator_begun_anew, order_that_repeats
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 from penstock.observe.live.straggler import find_straggler
@@ -36,6 +36,7 @@ def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
     longest = max(used, key=lambda loader: loader.statistics.loop_s)
     found = [
         _straggler(record),
+        *map(_iterator_recreated, used),
         _waiting(most_waited_for(used), record),
         _too_many_workers(longest, record),
         _batches_held(longest),
@@ -70,12 +71,28 @@ def _straggler(record: RunRecord) -> Finding | None:
     )
 
 
+def _iterator_recreated(loader: LoaderRecord) -> Finding | None:
+    """`next(iter(loader))` in a loop, which begins an epoch for each batch."""
+    counted = loader.statistics
+    if not is_recreated(counted.epochs, counted.batches, counted.length):
+        return None
+    started = f"; workers started and stopped for {time_text(counted.stages.workers_s)}" if counted.workers else ""
+    return iterator_begun_anew(
+        "iterator",
+        f"{loader.label}: {counted.epochs} iterators for {counted.batches} batches{started}",
+        has_workers=counted.worker_type != "inline",
+        loader=loader.label,
+    )
+
+
 def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
     """What the step waited for, if it is worth a change."""
     counted = loader.statistics
     least_s = min(THRESHOLDS.run_wait_s, THRESHOLDS.run_wait_fraction * counted.loop_s)
     if counted.stall_fraction < THRESHOLDS.run_stall_fraction or counted.loading_s < least_s:
         return None
+    if is_recreated(counted.epochs, counted.batches, counted.length):
+        return None  # a finding of its own; nothing else is known of the time that it takes
     match cause_of_waiting(loader):
         case "start":
             return _start_up(loader)
@@ -102,6 +119,7 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
     if counted.worker_type != "process" or loader.settings.get("persistent_workers") or counted.epochs < 2:
         return None
     startup_s = counted.first_batch_s * (counted.epochs - 1)
+    lost = min(counted.stall_fraction, startup_s / counted.loop_s)
     return Finding(
         name="short-epochs",
         cause="Workers are started again for every epoch, and an epoch is short.",
@@ -110,7 +128,7 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
             f"{counted.epochs} times"
         ),
         remedy="persistent_workers=True, and make the loader once, before the first epoch",
-        gain=rates.gain_without(min(counted.stall_fraction, startup_s / counted.loop_s)),
+        gain=rates.gain_without(lost) if lost <= THRESHOLDS.run_estimate_stall else None,
         loader=loader.label,
     )
 
