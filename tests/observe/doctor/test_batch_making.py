@@ -52,7 +52,7 @@ def test_batches_that_are_small_or_dear_or_fetched_in_bulk_are_not() -> None:
     assert "made-one-by-one" not in _names(
         replace(found, samples=replace(found.samples, batch_samples=128, collate_s=1e-4))
     )
-    assert "made-one-by-one" not in _names(replace(found, samples=replace(found.samples, median_s=2e-4)))
+    assert "made-one-by-one" not in _names(replace(found, samples=replace(found.samples, sample_s=2e-4)))
     assert "made-one-by-one" not in _names(replace(found, settings=replace(found.settings, fetches_in_bulk=True)))
     hidden = (_windows(AS_IS, 0.040, 0.001), _windows(FREE, 0.039, 0.0))
     assert "made-one-by-one" not in _names(replace(found, trials=hidden))

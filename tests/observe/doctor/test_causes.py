@@ -35,6 +35,7 @@ from penstock.observe.doctor.trial import (
     Trial,
     gain_between,
 )
+from penstock.observe.record.finding import Finding
 
 
 def _trial(name: str, batch_s: float, wait_s: float = 0.0, rounds: int = 4, line: str = "") -> Trial:
@@ -276,6 +277,23 @@ def test_on_a_busy_machine_no_gain_is_stated_and_what_loading_needs_of_an_idle_o
     assert (found.verdict.gain, *(one.gain for one in found.findings)) == (None,) * (1 + len(found.findings))
     slow_step = (_trial(AS_IS, 0.142, 0.030), _trial(FREE, 0.100))
     assert diagnose(_loop(*slow_step, machine=busy)).verdict.name == "healthy"
+
+
+def test_a_few_samples_that_a_busy_machine_slowed_do_not_keep_a_step_from_hiding_its_loading() -> None:
+    busy, slow_step = Machine(cores=4, others_cores=3.0), (_trial(AS_IS, 0.142, 0.050), _trial(FREE, 0.080))
+    costs = _loop().samples
+    assert costs is not None
+    some = replace(costs, slow_indices=(1, 2), slow_fraction=0.02)
+    assert diagnose(_loop(*slow_step, machine=busy, samples=some)).verdict.name == "healthy"
+    many = replace(costs, slow_indices=(1, 2), slow_fraction=0.5)
+    assert diagnose(_loop(*slow_step, machine=busy, samples=many)).verdict.name != "healthy"
+
+
+def test_what_would_cost_only_on_an_accelerator_leaves_a_program_healthy_for_a_check() -> None:
+    diagnosis = diagnose(_loop(_trial(AS_IS, 0.042, 0.001), _trial(FREE, 0.041)))
+    finding = Finding(name="x", cause="c", evidence="e", remedy="r", is_for_accelerators=True)
+    assert replace(diagnosis, findings=(finding,)).is_healthy
+    assert not replace(diagnosis, findings=(replace(finding, is_for_accelerators=False),)).is_healthy
 
 
 def test_a_machine_that_is_too_busy_to_tell_is_no_fault_of_the_program() -> None:

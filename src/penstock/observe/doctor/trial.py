@@ -98,7 +98,7 @@ class Trial:
     def wait_fraction(self) -> float | None:
         """The fraction of time in which the loop waited for data."""
         wall_s = sum(one.wall_s for one in self.windows)
-        return sum(one.wait_s for one in self.windows) / wall_s if wall_s else None
+        return min(1.0, sum(one.wait_s for one in self.windows) / wall_s) if wall_s else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ class Diagnosis:
     def is_healthy(self) -> bool:
         """Whether nothing certain is to be changed: that the time was too short, or the machine busy, is none."""
         is_open = self.verdict.name in (HEALTHY, "unknown")
-        return is_open and all(finding.is_uncertain for finding in self.findings)
+        return is_open and not any(finding.asks_for_change for finding in self.findings)
 
 
 def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagnosis:

@@ -65,7 +65,7 @@ def loading_to_step(measured: Measurements) -> float | None:
     machine = measured.machine
     if not machine.is_busy or machine.accelerator or samples is None or free is None or not own.num_workers:
         return None
-    if samples.slow_indices:
+    if samples.slow_fraction >= THRESHOLDS.slow_time_fraction:
         return None
     start_s = (epoch_startup_s(measured) or 0.0) / (own.length or math.inf)
     loading_s = samples.batch_s / _parallel(measured) + samples.sampler_s + (measured.transport_s or 0.0) + start_s

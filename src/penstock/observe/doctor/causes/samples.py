@@ -145,7 +145,7 @@ def made_one_by_one(measured: Measurements) -> Finding | None:
     samples, own, parts = required(measured.samples), measured.settings, loading_parts_s(measured)
     if own.fetches_in_bulk or own.batch_size is None or not loading_matters(measured):
         return None
-    if samples.median_s >= THRESHOLDS.costly_sample_s or samples.batch_s < THRESHOLDS.one_by_one_s:
+    if samples.sample_s >= THRESHOLDS.costly_sample_s or samples.batch_s < THRESHOLDS.one_by_one_s:
         return None
     own_s = sum(parts.get(part, 0.0) for part in (*OF_SAMPLES, "collate"))
     if own_s < THRESHOLDS.most_fraction * sum(parts.values()):
@@ -154,7 +154,7 @@ def made_one_by_one(measured: Measurements) -> Finding | None:
         name="made-one-by-one",
         cause="A batch is made of many cheap samples, one by one: most of its time is Python's calls for each.",
         evidence=(
-            f"a batch has {samples.batch_samples} samples of {samples.median_s * 1e6:.1f} µs each; they and collating "
+            f"a batch has {samples.batch_samples} samples of {samples.sample_s * 1e6:.1f} µs each; they and collating "
             f"them take {samples.batch_s * 1e3:.1f} ms of a process's time, for "
             f"{size_text(samples.batch_nbytes)}"
         ),

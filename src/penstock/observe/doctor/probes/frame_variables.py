@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from types import FrameType
@@ -24,5 +25,16 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def may_keep_variables(frame: FrameType) -> bool:
-    """Return whether a function may hold its own variables as a dictionary, which changes when they are asked for."""
-    return not _KEEPS_VARIABLES.isdisjoint(frame.f_code.co_names)
+    """Return whether a function may hold its own variables as a dictionary, which changes when they are asked for.
+
+    >>> def evaluates(model): model.eval(); return sys._getframe()
+    >>> def keeps(): kept = locals(); return sys._getframe()
+    >>> import sys; from types import SimpleNamespace
+    >>> may_keep_variables(evaluates(SimpleNamespace(eval=int))), may_keep_variables(keeps())
+    (False, True)
+    """
+    if _KEEPS_VARIABLES.isdisjoint(frame.f_code.co_names):
+        return False
+    # `model.eval()` has that name, too: of a method, which keeps nothing
+    instructions = dis.get_instructions(frame.f_code)
+    return any(one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval in _KEEPS_VARIABLES for one in instructions)
