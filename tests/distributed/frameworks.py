@@ -117,7 +117,34 @@ def lightning(folder: Path) -> None:
     assert_one_rank_goes_on(state, whole[4:6])
 
 
-CASES = {"accelerate": accelerate, "lightning": lightning}
+def accelerate_stream(folder: Path) -> None:
+    """Whoever shares a stream out over ranks, it is shared out once."""
+    from accelerate import Accelerator
+
+    names = [folder / f"{number}.jsonl" for number in range(3)]
+    if dist.get_rank() == 0:
+        for number, name in enumerate(names):
+            name.write_text("".join(f'{{"x": {16 * number + row}}}\n' for row in range(16)))
+    dist.barrier()
+    accelerator = Accelerator(cpu=True)
+    for workers, dispatch in ((0, None), (0, False), (1, None), (1, False)):
+        accelerator.dataloader_config.dispatch_batches = dispatch
+        stream = penstock.open([str(name) for name in names])
+        loader = accelerator.prepare(torch.utils.data.DataLoader(stream, 4, num_workers=workers))
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, [number for batch in loader for number in batch["x"].tolist()])
+        assert sorted(number for rank in every for number in rank) == list(range(COUNT))
+    accelerator.dataloader_config.dispatch_batches = False
+    drawn = accelerator.prepare(torch.utils.data.DataLoader(stream.shuffle(), 4))
+    try:
+        next(iter(drawn))
+    except penstock.OptionError as error:
+        assert "give shuffle(seed=...)" in str(error)  # noqa: PT017
+    else:
+        raise AssertionError("each rank has shuffled the samples in an order of its own")
+
+
+CASES = {"accelerate": accelerate, "accelerate_stream": accelerate_stream, "lightning": lightning}
 
 if __name__ == "__main__":
     run_cases(lambda case: CASES[case](Path(sys.argv[1])), *sys.argv[1:])

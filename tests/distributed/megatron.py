@@ -46,7 +46,7 @@ def sequences(batch_size: int, **options: Any) -> penstock.DataLoader[Any]:
 def documents(batch_size: int, *, folder: Path, **options: Any) -> penstock.DataLoader[Any]:
     """Return a loader of a shuffled stream."""
     stream = penstock.open(sorted(map(str, folder.glob("*.jsonl")))).shuffle(seed=2)
-    return penstock.DataLoader(stream, batch_size, **options)
+    return penstock.DataLoader(stream, batch_size, uneven="join", **options)
 
 
 def loader_of(kind: str, folder: Path, workers: int) -> penstock.DataLoader[Any]:

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.long,
     *(
         pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
-        for name in frameworks.CASES
+        for name in ("accelerate", "lightning")
     ),
 ]
 
@@ -23,6 +23,10 @@ def ranks(preloaded_python: None, tmp_path_factory: pytest.TempPathFactory) -> R
     return RankCases(Path(frameworks.__file__), {2: [*frameworks.CASES]}, tmp_path_factory.mktemp("frameworks"))
 
 
-@pytest.mark.parametrize("name", [*frameworks.CASES])
+def test_a_stream_that_accelerate_shares_out_is_not_shared_out_twice(ranks: RankCases) -> None:
+    ranks.assert_passed("accelerate_stream", 2)
+
+
+@pytest.mark.parametrize("name", ["accelerate", "lightning"])
 def test_a_checkpoint_of_two_ranks_goes_on_with_the_batches_that_were_left(ranks: RankCases, name: str) -> None:
     ranks.assert_passed(name, 2)

@@ -53,13 +53,6 @@ def test_a_rank_that_looks_at_a_batch_stays_in_the_epoch_of_the_others(ranks: Ra
     ranks.assert_passed(f"peek in the only replica {kind}", 4)
 
 
-@pytest.mark.parametrize("kind", [*loading.LOADERS])
-def test_a_rank_that_goes_through_a_whole_pass_alone_stays_in_the_epoch_of_the_others(
-    ranks: RankCases, kind: str
-) -> None:
-    ranks.assert_passed(f"extra {kind}", 4)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("kind", [*loading.LOADERS])
 def test_one_rank_goes_on_from_the_distributed_checkpoint_of_four(ranks: RankCases, folder: Path, kind: str) -> None:

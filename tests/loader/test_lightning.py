@@ -36,8 +36,10 @@ class Numbers(Dataset[Tensor]):
         return torch.tensor([float(index)])
 
 
-def fit(folder: Path, steps: int, loader: Any, checkpoint: str | None = None) -> list[list[int]]:
-    """Train until so many steps are done in all, and return the batches."""
+def fit(
+    folder: Path, steps: int, loader: Any, checkpoint: str | None = None, epochs: int = -1, **when: Any
+) -> list[list[int]]:
+    """Train until so many steps or epochs are done in all, and return the batches; `when` says when to save."""
     import lightning
 
     class Line(lightning.LightningModule):
@@ -56,9 +58,9 @@ def fit(folder: Path, steps: int, loader: Any, checkpoint: str | None = None) ->
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_last=True)
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, **when or {"every_n_train_steps": 1}, save_last=True)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", callbacks=[keep], **quiet)
+    trainer = lightning.Trainer(max_steps=steps, max_epochs=epochs, accelerator="cpu", callbacks=[keep], **quiet)
     model = Line()
     trainer.fit(model, loader, ckpt_path=checkpoint)
     return model.seen
@@ -71,6 +73,18 @@ def test_a_trainer_goes_on_with_the_batches_that_it_had_not_had(tmp_path: Path) 
     first = fit(tmp_path / "parts", 6, loaders[1])
     then = fit(tmp_path / "parts", 16, loaders[2], str(tmp_path / "parts" / "last.ckpt"))
     assert len(first) == 6
+    assert first + then == whole
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_checkpoint_of_an_epochs_end_goes_on_with_the_next_epoch(tmp_path: Path, workers: int) -> None:
+    when = {"every_n_epochs": 1}
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    loaders = [DataLoader(Numbers(), 4, shuffle=True, seed=3, num_workers=workers) for _ in "abc"]
+    whole = fit(tmp_path / "whole", -1, loaders[0], epochs=3, **when)
+    first = fit(tmp_path / "parts", -1, loaders[1], epochs=1, **when)
+    then = fit(tmp_path / "parts", -1, loaders[2], str(tmp_path / "parts" / "last.ckpt"), epochs=3, **when)
+    assert (len(first), len(then)) == (10, 20)
     assert first + then == whole
 
 

@@ -25,6 +25,7 @@ from penstock.core.units import to_epoch
 from penstock.data.schema import Errors, Sample, Schema, schema_of
 from penstock.data.stream_order import INTERLEAVE, SHUFFLE_BLOCK, PassSpec, ReadOrder, Shard, assign_ranges
 from penstock.data.stream_pass import Position, RecordPass
+from penstock.distributed.other_sharder import is_shared_out_by_another
 from penstock.distributed.rank import rank_and_world_size
 
 __all__ = ["ReadOrder", "Shard", "Stream"]
@@ -38,7 +39,8 @@ class Stream(IterableDataset[Any]):
     """Samples of shards, one after another: a dataset for any DataLoader, torch's or penstock's.
 
     A format implements `read`. Iterating yields the consumer's share: that of this rank (of `torch.distributed`, or of
-    torchrun's environment) and of this worker. Without a seed, ranks keep their shards from epoch to epoch.
+    torchrun's environment) and of this worker. Without a seed, ranks keep their shards from epoch to epoch. Where
+    Accelerate's `prepare` or Hugging Face's Trainer shares samples out over ranks, a rank's share is all of them.
 
     Args:
         shards: in their order.
@@ -64,7 +66,6 @@ class Stream(IterableDataset[Any]):
         """The epoch that workers are reading, or that this process begins next."""
         self.is_epoch_set = False
         """Whether `set_epoch` was called since the last pass began."""
-        self._has_begun = False
         self._ranks: tuple[int, int] | None = None
         """Of the process that has pickled it, for workers."""
         self._group: tuple[int, int] | None = None
@@ -131,15 +132,10 @@ class Stream(IterableDataset[Any]):
         self.epoch = to_epoch(epoch)
         self.is_epoch_set = True
 
-    def begin_pass(self) -> None:
-        """Count a pass that this process's workers begin: penstock's DataLoader calls it before they do."""
-        if self._has_begun and not self.is_epoch_set:
-            self.epoch += 1
-        self._has_begun, self.is_epoch_set = True, False
-
-    def skip_pass(self) -> None:
-        """Count a pass of which nothing is left to be read in this process, so that nobody iterates."""
-        self.epoch, self.is_epoch_set = self.epoch + 1, False
+    def begin_epoch(self, number: int) -> int:
+        """Begin the pass of epoch `number`: penstock's DataLoader, which counts, calls it before each."""
+        self.epoch, self.is_epoch_set = number, False
+        return number
 
     def share_out(self, group: tuple[int, int] | None) -> None:
         """Have the next passes share out the shards over a group of ranks: penstock's DataLoader calls it before them.
@@ -273,7 +269,21 @@ class Stream(IterableDataset[Any]):
     def _rank(self) -> tuple[int, int]:
         if self._group is not None:
             return self._group
-        return rank_and_world_size() if self._ranks is None or get_worker_info() is None else self._ranks
+        if self._ranks is not None and get_worker_info() is not None:
+            rank, ranks = self._ranks
+        else:
+            rank, ranks = rank_and_world_size()
+        if ranks == 1:
+            return rank, ranks
+        is_shared_out, all_ranks_read = is_shared_out_by_another()
+        if not is_shared_out:
+            return rank, ranks
+        if all_ranks_read and self.draws_order:
+            raise OptionError(
+                f"{self.where} is shared out over {ranks} ranks by Accelerate or Hugging Face's Trainer, each of which "
+                "reads all samples, and every rank has drawn another order; give shuffle(seed=...)"
+            )
+        return 0, 1
 
     def _with_stage(self, kind: Literal["map", "filter"], function: Callable[[Any], Any]) -> Stream:
         other = self._copy()

@@ -1,4 +1,4 @@
-"""rank_and_world_size, place_in: the rank in a job or a group. Imports only core: worker processes may use it."""
+"""rank_and_world_size, place_in, ranks_of: who is in a job or a group. Worker processes may import it."""
 
 from __future__ import annotations
 
@@ -49,6 +49,17 @@ def place_in(distributed: Distributed) -> tuple[int, int]:
     if not is_member or rank < 0:
         raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
     return rank, world_size
+
+
+def ranks_of(distributed: Distributed) -> tuple[int, ...]:
+    """Return the ranks that an argument `distributed=` means, by their numbers in `torch.distributed`.
+
+    Empty where that is not initialized, or there is no such argument.
+    """
+    if distributed is False or not (dist.is_available() and dist.is_initialized()):
+        return ()
+    group = _group_of(distributed) if isinstance(distributed, DeviceMesh) else distributed
+    return tuple(dist.get_process_group_ranks(None if isinstance(group, bool) else group))
 
 
 def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:

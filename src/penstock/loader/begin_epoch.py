@@ -15,7 +15,6 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from penstock.core.errors import OptionError
 from penstock.data.source import Source
 from penstock.data.stream import Stream
-from penstock.distributed.collective_count import collective_count
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
@@ -54,17 +53,15 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
     before_end = _restore_before_draws(config, ends) if config.num_workers == 0 and len(ends) == 1 else None
     if resume is None:
-        _repeat_if_alone(config, runtime)
+        _repeat_if_left(config, runtime)
     number = _epoch_number(config, runtime, resume)
     digest = _begin_digest(config, runtime, resume, number)
     batch_cursor, (base_seed, epoch_seed) = _draw(config, runtime, resume, number, base_seed, digest)
     runtime.next_epoch, runtime.is_epoch_set = number + 1, False
-    stream_epoch = _begin_dataset(config, resume, number, runtime.epoch)
+    stream_epoch = _begin_dataset(config, number, runtime.epoch)
     shards, turn = _shards(config, resume, epoch_seed, ends)
     if stream_epoch is not None:
         shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
-    if config.is_own_stream and not _counts_passes(config) and all(shard.has_ended for shard in shards):
-        config.dataset.skip_pass()
     if before_end is not None:
         shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
@@ -82,8 +79,8 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         stream_epoch=stream_epoch,
         order=runtime.order,
         digest=digest,
-        collectives=collective_count() if resume is None and _draws_by_epoch(config) else None,
         keeps_dataset=_keeps_dataset(config),
+        is_whole=resume is None or not resume.has_begun,
     )
     return runtime.epoch
 
@@ -129,15 +126,14 @@ def _following_set_epoch(config: LoaderConfig, runtime: LoaderRuntime) -> Resume
 
     Hugging Face's Trainer sets the next one after a checkpoint that was saved after an epoch's last batch.
     """
-    resume, wanted = runtime.resume, epoch_of_mixture(config)
+    resume, wanted = runtime.resume, epoch_of_dataset(config)
     if wanted is None and runtime.is_epoch_set:
         wanted = runtime.next_epoch
     if resume is None or wanted is None or wanted == resume.epoch:
         return resume
     if not resume.has_begun:
-        of_mixture = resume.stream_epoch is not None and isinstance(config.dataset, Source)
-        return replace(resume, epoch=wanted, stream_epoch=wanted if of_mixture else resume.stream_epoch)
-    if resume.start is not None and is_over(config.index_sampler, runtime.order, resume.start):
+        return replace(resume, epoch=wanted)
+    if _is_over(config, runtime, resume):
         return None
     warnings.warn(
         f"the state that was loaded is in the middle of epoch {resume.epoch}, which this pass continues, although "
@@ -197,65 +193,73 @@ def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFinge
     return runtime.fingerprint
 
 
-def _draws_by_epoch(config: LoaderConfig) -> bool:
-    """Return whether ranks share out samples in an order that depends on the epoch, so that all must be in the same."""
-    if not _has_others(config):
-        return False
-    if config.is_own_stream:
-        return bool(config.dataset.order.shuffle)
-    has_epochs = isinstance(config.dataset, Source) and config.dataset.epoch is not None
-    return isinstance(config.sampler, RankSampler) and (config.sampler.shuffle or has_epochs)
-
-
 def _has_others(config: LoaderConfig) -> bool:
     """Return whether other ranks must be in the same epoch: those that share the samples out, and replicas' others."""
     return config.world_size > 1 or config.has_replicas
 
 
-def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
-    """Have the epoch of the last pass come again if this rank may have been the only one to begin it.
+def _repeat_if_left(config: LoaderConfig, runtime: LoaderRuntime) -> None:
+    """Have the epoch of the last pass come again if that was left before its end, and ranks share the samples out.
 
-    Ranks share out the samples, and must be in the same epoch. A pass that was left before its end may have been for a
-    look at a batch. One without a collective of `torch.distributed` was in step with nobody. This rank alone can tell,
-    and all ranks of a program tell the same, without waiting for each other.
+    They must be in the same epoch, and one rank may have looked at a batch alone.
     """
     left = runtime.epoch
-    if left is None or not _has_others(config) or (left.finished and not left.ran_alone):
+    if left is None or left.finished or not _has_others(config) or not (config.is_distributed or config.is_own_stream):
         return
-    if not (config.is_distributed or config.is_own_stream):
-        return
-    if config.is_own_stream and left.stream_epoch is not None and not config.dataset.is_epoch_set:
-        config.dataset.set_epoch(left.stream_epoch)
-    if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False) or epoch_of_mixture(config) is not None:
+    if epoch_set(config, runtime) is not None:
         return
     runtime.next_epoch = left.number
     if left.handed_out > 1:
-        how = f"left after {left.handed_out} batches"
-        if left.finished:
-            how = "passed through without a collective of torch.distributed, so perhaps by this rank alone"
         warnings.warn(
-            f"epoch {left.number} was {how}, and begins again in the same order, as with torch's DistributedSampler: "
-            "without this, a rank that began a pass alone would be an epoch ahead of the others. Call "
-            "loader.set_epoch(epoch) before each pass to go on to another epoch",
+            f"epoch {left.number} was left after {left.handed_out} batches, and begins again in the same order, as "
+            "with torch's DistributedSampler: without this, a rank that began a pass alone would be an epoch ahead of "
+            "the others. Call loader.set_epoch(epoch) before each pass to go on to another epoch",
             stacklevel=6,
         )
 
 
 def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None) -> int:
-    number = runtime.next_epoch if resume is None else resume.epoch
-    is_resumed_inside = resume is not None and resume.knows_order
-    if resume is None or (resume.stream_epoch is None and not resume.has_begun):
-        of_mixture = epoch_of_mixture(config)
-        number = number if of_mixture is None else of_mixture
-    if isinstance(config.sampler, RankSampler) and not is_resumed_inside:
+    if resume is None:
+        of_dataset = epoch_of_dataset(config)
+        number = runtime.next_epoch if of_dataset is None else of_dataset
+    else:
+        number = resume.epoch
+    if isinstance(config.sampler, RankSampler) and (resume is None or not resume.knows_order):
         return config.sampler.begin(number)
     return number
 
 
-def epoch_of_mixture(config: LoaderConfig) -> int | None:
-    """Return the epoch to which the program has set the loader's mixture since the last pass, if it has."""
-    is_set = config.counts_epochs and isinstance(config.dataset, Source) and config.dataset.is_epoch_set
-    return config.dataset.epoch if is_set else None
+def epoch_set(config: LoaderConfig, runtime: LoaderRuntime) -> int | None:
+    """Return the epoch that the program has set, on the loader, its sampler or its dataset, since the last pass began.
+
+    None if it has set none.
+    """
+    if runtime.is_epoch_set:
+        return runtime.next_epoch
+    of_sampler = config.sampler.epoch_set if isinstance(config.sampler, RankSampler) else None
+    return epoch_of_dataset(config) if of_sampler is None else of_sampler
+
+
+def take_epoch(config: LoaderConfig, runtime: LoaderRuntime, number: int) -> None:
+    """Forget that this epoch was set: it has begun."""
+    runtime.next_epoch, runtime.is_epoch_set = number + 1, False
+    if isinstance(config.sampler, RankSampler):
+        config.sampler.begin(number)
+    if epoch_of_dataset(config) is not None:
+        config.dataset.begin_epoch(number)
+
+
+def epoch_of_dataset(config: LoaderConfig) -> int | None:
+    """Return the epoch to which the program has set the loader's mixture or stream since the last pass, if it has."""
+    has_epochs = config.counts_epochs and isinstance(config.dataset, Source | Stream)
+    return config.dataset.epoch if has_epochs and config.dataset.is_epoch_set else None
+
+
+def _is_over(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume) -> bool:
+    """Return whether nothing is left of the pass that a state was taken in, as far as that is known."""
+    if config.is_iterable:
+        return bool(resume.shards) and all(shard.has_ended for shard in resume.shards)
+    return resume.start is not None and is_over(config.index_sampler, runtime.order, resume.start)
 
 
 def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, number: int) -> PassDigest:
@@ -341,39 +345,30 @@ def _batch_cursor(
     )
 
 
-def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int, previous: EpochState | None) -> int | None:
-    """Return the epoch of one of penstock's streams or mixtures; None for other datasets.
+def _begin_dataset(config: LoaderConfig, number: int, previous: EpochState | None) -> int | None:
+    """Return the epoch of one of penstock's streams or mixtures, which is the loader's; None for other datasets.
 
-    A stream counts by itself, from the resumed epoch; a mixture has the loader's. A loader in the place of torch's
-    leaves both in theirs, as torch's does: only workers that persist count the passes over a stream, and these do not
-    see `set_epoch`.
+    A loader in the place of torch's leaves both in theirs, as torch's does: only workers that persist count the passes
+    over a stream, and these do not see `set_epoch`.
     """
-    stream = config.dataset
-    if isinstance(stream, Source):
-        if resume is not None and resume.stream_epoch is not None:
-            stream.set_epoch(resume.stream_epoch)
-        epoch = stream.begin_epoch(number) if config.counts_epochs else stream.epoch
+    dataset = config.dataset
+    if isinstance(dataset, Source):
+        if config.counts_epochs and dataset.epoch is not None:
+            dataset.set_epoch(number)
+        epoch = dataset.begin_epoch(number) if config.counts_epochs else dataset.epoch
         if epoch is not None and config.worker_type == "ray" and config.persistent_workers:
             raise OptionError(
                 "a mixture has other samples in each epoch, and Ray workers that persist are on machines where they do "
                 "not see which it is; use persistent_workers=False"
             )
         return epoch
-    if not isinstance(stream, Stream):
+    if not isinstance(dataset, Stream):
         return None
-    stream.share_out((config.rank, config.world_size) if config.is_in_group else None)
-    if resume is not None and resume.stream_epoch is not None:
-        stream.set_epoch(resume.stream_epoch)
-    if _counts_passes(config) and (config.counts_epochs or config.persistent_workers):
-        if not config.counts_epochs and previous is not None and previous.stream_epoch is not None:
-            stream.set_epoch(previous.stream_epoch + 1)
-        stream.begin_pass()
-    return stream.epoch
-
-
-def _counts_passes(config: LoaderConfig) -> bool:
-    """Return whether a stream's passes are begun elsewhere, so that they have to be counted here."""
-    return config.num_workers > 0 and config.worker_type != "thread"
+    dataset.share_out((config.rank, config.world_size) if config.is_in_group else None)
+    if config.counts_epochs:
+        return dataset.begin_epoch(number)
+    is_counted = config.persistent_workers and not config.is_threaded and previous is not None
+    return previous.stream_epoch + 1 if is_counted else dataset.epoch  # type: ignore[union-attr,operator]
 
 
 def _stream_requests(sampler: Any) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from penstock.core.units import to_nbytes
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 from penstock.device import Device, device_of
-from penstock.distributed.rank import Distributed, place_in, rank_and_world_size
+from penstock.distributed.rank import Distributed, place_in, rank_and_world_size, ranks_of
 from penstock.loader.sampling.sharding import Uneven, check_uneven
 from penstock.loader.to_device.pinning import PinMemory
 from penstock.loader.workers.stateful import is_stateful
@@ -88,6 +88,8 @@ class LoaderConfig:
     """Whether the ranks are those of a given process group or mesh."""
     has_replicas: bool = False
     """Whether that group leaves out ranks, which have to get the same batches."""
+    group_ranks: tuple[int, ...] = ()
+    """Which ranks of the job share the samples out; empty where it is not known yet."""
     uneven: Uneven = "pad"
     snapshot_every_n_steps: int | None = 1
     rank: int = 0
@@ -148,6 +150,7 @@ class LoaderConfig:
             has_replicas=is_in_group and world_size < rank_and_world_size()[1],
             rank=rank,
             world_size=world_size,
+            group_ranks=ranks_of(distributed),
             **others,
         )
 
@@ -175,6 +178,11 @@ class LoaderConfig:
         has_ranks = self.is_distributed or self.world_size > 1 or self.has_replicas
         is_own = isinstance(self.dataset, Source | Stream)
         return self.num_workers == 0 and self.seed is None and not has_ranks and not is_own
+
+    @property
+    def is_evened(self) -> bool:
+        """Whether ranks agree on how many batches of a stream each hands out; of other data they know."""
+        return self.is_own_stream and self.is_distributed and self.world_size > 1 and self.uneven != "join"
 
     @property
     def keeps_state(self) -> bool:
@@ -359,7 +367,15 @@ def _whole_number(name: str, value: Any, *, least: int, most: int | None = None)
 
 
 def check_can_distribute(config: LoaderConfig) -> None:
-    """Raise OptionError if distributed= was given beside an order that the loader does not draw itself."""
+    """Raise OptionError where distributed= or uneven= cannot be what was asked for."""
+    if config.is_evened and not config.group_ranks:
+        raise OptionError(
+            f"with uneven={config.uneven!r} the {config.world_size} ranks of a stream tell each other how many batches "
+            "they have, over the store of torch.distributed; call init_process_group before the loader is made, or "
+            "give uneven='join' if no rank waits for another"
+        )
+    if config.is_own_stream and not config.is_distributed and config.uneven == "drop":
+        raise OptionError("uneven='drop' takes distributed=True (or a group): without it, ranks do not know each other")
     if not config.is_distributed or config.draws_own_order:
         return
     if not config.is_iterable:

@@ -180,8 +180,9 @@ class DataLoader(TorchDataLoader[T_co]):
             tensor-parallel replica, get the same samples (with `seed=`, the same random changes of them, too), always
             in order.
         uneven: with `distributed`, what to do if the samples cannot be shared out evenly: "pad" (repeat the first
-            ones), "drop" (leave out the rest), or "join" (some ranks get one more; see
-            `torch.distributed.algorithms.Join`).
+            ones), "drop" (leave out the rest), or "join" (some ranks get one more, or of a stream several; see
+            `torch.distributed.algorithms.Join`). Ranks of a stream tell each other, every four batches, how many they
+            have, over the store of `init_process_group`.
         snapshot_every_n_steps: how often an iterable dataset with a state is asked for it, in batches of a worker.
             The batches since then are made again when a state is resumed. As in torchdata.
 

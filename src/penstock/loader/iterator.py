@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -18,14 +20,19 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from penstock.core.errors import OptionError, RankError
+from penstock.core.errors import OptionError, RankError, StateError
 from penstock.core.signals.interrupts import uninterrupted_finalizer
 from penstock.data.source import Source
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
-from penstock.loader.begin_epoch import begin_epoch
+from penstock.distributed.step_counts import StepCounts, step_counts
+from penstock.loader.begin_epoch import begin_epoch, epoch_set, take_epoch
+from penstock.loader.even_batches import EvenBatches
 from penstock.loader.factory import build_pipeline
 from penstock.loader.runtime import LoaderRuntime
+from penstock.loader.sampling.stream_cursor import Consumed
+from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.to_device.prefetch import InFlightCopies, Prefetcher
+from penstock.loader.workers.stream_shard import StreamShard
 
 _is_profiling = torch._C._autograd._profiler_enabled
 
@@ -80,6 +87,7 @@ class LoaderIterator(_BaseDataLoaderIter):
             if self._alarm is not None:
                 self._alarm.close()
             raise
+        self._even = self._evened()
         is_kept = runtime.kept is not None and runtime.kept[1] is self.pipeline
         self._workers = [] if is_kept else self.pipeline.processes
         self._finalizer = None if is_kept else self._end_later()
@@ -108,6 +116,7 @@ class LoaderIterator(_BaseDataLoaderIter):
         self._config = self._runtime.config
         self._epoch = begin_epoch(self._config, self._runtime, self._epoch.base_seed)
         self.pipeline.begin(self._epoch)
+        self._even = self._evened()
         self._returned_ns = 0
         self._yielded = 0
         self.is_over = False
@@ -128,6 +137,8 @@ class LoaderIterator(_BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         began, counters = time.perf_counter_ns(), self._counters
+        if self._runtime.resume is not None or not self._yielded:
+            self._follow_program()
         if self.is_over:
             raise StopIteration
         if self._alarm is not None:
@@ -156,7 +167,7 @@ class LoaderIterator(_BaseDataLoaderIter):
             counters.recorder.add_turn(stepped, began, returned, counters.epochs, yielded)
         if epoch.stream_epoch is not None:
             self._check_epoch()
-        epoch.consume(self.pipeline.batches.consumed)
+        epoch.consume(self.pipeline.batches.consumed if self._even is None else self._consumed)
         if not yielded:
             counters.first_batch_ns = returned - self._began_ns
         epoch.handed_out = self._yielded = yielded = yielded + 1
@@ -164,11 +175,91 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._warn_of_length()
         return batch
 
+    def _follow_program(self) -> None:
+        """Begin where `load_state_dict` or `set_epoch` has said since, while no batch was handed out.
+
+        Raises:
+            StateError: a state was loaded after that.
+        """
+        runtime, epoch = self._runtime, self._epoch
+        if runtime.epoch is not epoch or self.is_over:
+            return
+        if runtime.resume is not None and self._yielded:
+            raise StateError(
+                f"a state was loaded after this loop had handed out {self._yielded} batches, and the next loop begins "
+                "with it; begin that loop (iter(loader)), or load the state before the first batch"
+            )
+        wanted = epoch_set(self._config, runtime)
+        if runtime.resume is not None or (wanted is not None and wanted != epoch.number and epoch.is_whole):
+            self._restart()
+        elif wanted == epoch.number:
+            take_epoch(self._config, runtime, wanted)
+
+    def _restart(self) -> None:
+        """Begin the runtime's next pass in the place of this one, of which nothing was handed out."""
+        self._shutdown_workers()
+        if self._finalizer is not None:
+            self._finalizer()
+        self.__init__(self._runtime)  # type: ignore[misc]
+
     def _next_recorded(self) -> Any:
         with torch.autograd.profiler.record_function(self._profile_name):
             return self._next_batch()
 
+    def _evened(self) -> EvenBatches | None:
+        """Return what has all ranks hand out as many batches of a stream; None where that is not asked for."""
+        config, runtime, epoch = self._config, self._runtime, self._epoch
+        self._consumed: Sequence[Consumed] = ()
+        if not config.is_evened or epoch.shard_cursor is None:
+            return None
+        epoch.shard_cursor.current = None  # without workers, the dataset is ahead of the loop, too
+
+        def counts() -> StepCounts:
+            if runtime.step_counts is None:
+                runtime.step_counts = step_counts(config.group_ranks)
+            return runtime.step_counts
+
+        def again() -> LoaderIterator:
+            """Read this rank's share from its beginning, in this process."""
+            inline: dict[str, Any] = {
+                "num_workers": 0,
+                "persistent_workers": False,
+                "prefetch_factor": None,
+                "timeout": 0,
+            }
+            own: dict[str, Any] = {
+                "dataset": copy.copy(config.dataset),
+                "is_distributed": False,
+                "announced_length": None,
+            }
+            alone = replace(config, **inline, **own)
+            return make_iterator(LoaderRuntime(config=alone, order=runtime.order, next_epoch=epoch.number))
+
+        return EvenBatches(
+            counts,
+            pads=config.uneven == "pad",
+            is_whole=epoch.is_whole,
+            again=again,
+            check=self._alarm.check if self._alarm is not None else _nothing,
+        )
+
+    def _make_batch(self) -> tuple[Any, Sequence[Consumed]]:
+        """Return a batch, and what handing it out will consume, with the stream's state after it."""
+        batch, scheduler = self._next_made(), self.pipeline.scheduler
+        consumed = self.pipeline.batches.consumed
+        if isinstance(scheduler, InlineScheduler):
+            last = consumed[-1]
+            shard = scheduler.current_shard(last.shard, StreamShard(number=0, of=0))
+            consumed = [*consumed[:-1], last._replace(state=shard.state)]
+        return batch, consumed
+
     def _next_batch(self) -> Any:
+        if self._even is None:
+            return self._next_made()
+        batch, self._consumed = self._even.next_batch(self._make_batch)
+        return batch
+
+    def _next_made(self) -> Any:
         pipeline = self.pipeline
         batches = pipeline.batches
         try:
@@ -232,7 +323,7 @@ class LoaderIterator(_BaseDataLoaderIter):
     def _count_length(self) -> None:
         """Note how many batches the epoch has, as far as that is known."""
         config = self._config
-        self._announced = config.announced_length if config.is_iterable else None
+        self._announced = config.announced_length if config.is_iterable and self._even is None else None
         self._counters.length = self._announced if config.is_iterable else _length(config.index_sampler)
 
     def _warn_of_length(self) -> None:
@@ -320,6 +411,10 @@ def make_iterator(runtime: LoaderRuntime) -> LoaderIterator:
     if config.num_workers == 0:
         return _InlineIterator(runtime)
     return (_PersistentIterator if config.persistent_workers else _WorkersIterator)(runtime)
+
+
+def _nothing() -> None:
+    """Nobody is heard of."""
 
 
 def _length(sampler: Any) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.stats import LoaderStatistics, RingCounts
+from penstock.distributed.step_counts import StepCounts
 from penstock.distributed.stop_agreement import StopRequests
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
@@ -125,6 +126,8 @@ class LoaderRuntime:
     """Where the next pass begins, after `load_state_dict`."""
     loaded: dict[str, Any] | None = None
     """The state that was loaded, until a pass begins: `state_dict` returns it unchanged."""
+    step_counts: StepCounts | None = None
+    """Of the ranks that share a stream out, from the first time that they agree."""
     stop_requests: StopRequests | None = None
     """The signals that are watched, from the first `stop_requested`."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
-from penstock.loader.begin_epoch import epoch_of_mixture, fingerprint_of, foresee_pass
+from penstock.loader.begin_epoch import epoch_of_dataset, fingerprint_of, foresee_pass
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.numpy_values import with_numpy, without_numpy
 from penstock.loader.checkpoint.rank_states import RankStates, one_of_each_share, states_for_rank
@@ -100,7 +100,7 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
         )
     _warn_of_repeated_work(resume, config.dataset)
     runtime.resume, runtime.is_epoch_set = resume, False
-    if resume.stream_epoch is not None and (earlier := epoch_of_mixture(config)) is not None:
+    if (earlier := epoch_of_dataset(config)) is not None:
         config.dataset.begin_epoch(earlier)  # it is set no more: the state says which
     several = [packed(without_numpy(one)) for one in states] if len(states) > 1 else []
     runtime.loaded = packed(without_numpy(states[0]), several, is_loaded=True)

@@ -52,7 +52,8 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
 
         The number of workers, the worker type, the batch size and the number of ranks may differ, unless a map-style
         dataset keeps a state of its own. No sample is made again, except for iterable datasets that keep no state:
-        those are run through from the beginning. Workers that persist are replaced.
+        those are run through from the beginning. Workers that persist are replaced. A loop that has begun (`iter`) and
+        was handed nothing yet begins there, too; one that was handed a batch cannot go on: its `next` is a StateError.
 
         Args:
             state: what `state_dict` returned; of all ranks, where one rank's is not enough (what
@@ -98,9 +99,11 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of `epoch`; without this call they are counted from 0.
 
+        Called after `iter(loader)` and before the first batch, it is this pass's.
+
         Where ranks share out the samples, a pass that is left before its end does not count: its epoch comes again, as
-        with torch's DistributedSampler, because the other ranks may not have begun it. So does the epoch of a whole
-        pass in which this rank took part in no collective of `torch.distributed`, if the samples are shuffled.
+        with torch's DistributedSampler, because the other ranks may not have begun it. A rank that goes through a whole
+        pass alone calls this before the next.
 
         After `load_state_dict` the pass of the state is continued, whatever is set, with a warning if that is another
         epoch; unless the state is between two passes, or has nothing left of a map-style dataset's: then the epoch that

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.distributed.collective_count import collective_count
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.index_digest import PassDigest
 from penstock.loader.sampling.order import Order
@@ -43,10 +42,8 @@ class EpochState:
     """The epoch that one of penstock's streams or mixtures was set to."""
     keeps_dataset: bool = False
     """Whether the next pass reads the same dataset object, with what it remembers, and not a new worker's copy."""
-    collectives: int | None = None
-    """What `collective_count` was when the pass began; None where it does not matter whether ranks pass in step."""
-    ran_alone: bool = False
-    """Whether the whole pass has come and gone without a collective."""
+    is_whole: bool = True
+    """Whether it begins with the epoch."""
     finished: bool = False
     handed_out: int = 0
     """Batches of this pass."""
@@ -63,8 +60,6 @@ class EpochState:
         if consumed:
             self._advance(consumed)
         self.digest.leave(is_end=True)
-        is_counted = self.handed_out > 0 and self.collectives is not None
-        self.ran_alone = is_counted and collective_count() == self.collectives
         self.finished = True
 
     def _advance(self, consumed: Sequence[Consumed]) -> None:
@@ -81,7 +76,7 @@ class EpochState:
     def as_dict(self) -> dict[str, Any]:
         """Return the position as plain values, for a checkpoint."""
         state: dict[str, Any] = {
-            "epoch": self.number - self.ran_alone,  # the next one is this epoch again
+            "epoch": self.number,
             "finished": self.finished,
             "rank": self.rank,
             "world": self.world,
@@ -93,9 +88,6 @@ class EpochState:
                 state["sampler"] = self.order.end_state()
         if self.shard_cursor is not None:
             state |= {"shards": self._shard_states(), "turn": self.shard_cursor.turn}
-        if self.shard_cursor is not None or self.stream_epoch is not None:
-            epoch = self.stream_epoch
-            state["stream_epoch"] = None if epoch is None else epoch - self.ran_alone
         return state
 
     def _shard_states(self) -> list[dict[str, Any]]:

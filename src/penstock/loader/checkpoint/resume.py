@@ -37,7 +37,6 @@ class Resume:
     """Of the workers' random states; None where it is to be drawn."""
     workers_seed: int | None = None
     """That of the pass before, where its workers persist."""
-    stream_epoch: int | None = None
     sampler: dict[str, Any] | None = None
     """The sampler's state before the epoch."""
     digest: Sequence[int] | None = None
@@ -86,18 +85,18 @@ def resume_from(
         shards = _shards_of_rank(states, world, rank, stream, max(1, workers))
         is_as_it_was = (own["rank"], own["world"]) == (rank, world) and len(shards) == len(own["shards"])
         turn = own["turn"] if is_as_it_was else 0
-        return Resume(**begun, shards=shards, turn=turn, stream_epoch=one.get("stream_epoch"))
+        return Resume(**begun, shards=shards, turn=turn)
     start = pass_start_after([CursorState.of(state["indices"]) for state in states], order)
     if _own_datasets(own, world=world, rank=rank, workers=workers):
         begun |= {"shards": tuple(shard_from(shard) for shard in own["shards"]), "turn": own["turn"]}
-    return Resume(**begun, start=start, sampler=own.get("sampler"), stream_epoch=own.get("stream_epoch"))
+    return Resume(**begun, start=start, sampler=own.get("sampler"))
 
 
 def _not_begun(
     one: SavedState, own: SavedState, *, order: Order | None, world: int, rank: int, stream: Any, workers: int
 ) -> Resume:
     """Return the beginning of the pass after one that had ended, or of the first."""
-    foreseen, stream_epoch = own["next"], one.get("stream_epoch")
+    foreseen = own["next"]
     if order is not None:
         ends = _own_datasets(own, world=world, rank=rank, workers=workers)
     else:
@@ -107,7 +106,6 @@ def _not_begun(
         epoch=one["epoch"] + one["finished"],
         generator=one["generator"],
         start=None if foreseen["start"] is None else PassStart(**foreseen["start"]),
-        stream_epoch=None if stream_epoch is None else stream_epoch + one["finished"],
         sampler=own.get("sampler"),
         ends=ends,
         base_seed=foreseen["base_seed"],
@@ -187,7 +185,7 @@ def _with_initial_state(shard: StreamShard, state: SavedState, stream: Any) -> S
     if shard.state is not None or not isinstance(stream, Stream):
         return shard
     initial = stream.initial_state(
-        epoch=state["stream_epoch"],
+        epoch=state["epoch"],
         base_seed=state["base_seed"],
         rank=state["rank"],
         ranks=state["world"],

@@ -24,6 +24,7 @@ dicts, and not into tuples; so what has other names at other times is in a tuple
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ _HEAD = ("version", "epoch", "finished", "rank", "world")
 
 _ALWAYS = ("owner", "seed", "base_seed", "generator")
 
-_SOMETIMES = ("indices", "sampler", "shards", "turn", "stream_epoch", "digest", "next")
+_SOMETIMES = ("indices", "sampler", "shards", "turn", "digest", "next")
 
 
 def packed(
@@ -99,10 +100,10 @@ def describe_owner(dataset: Any, sampler: Any, order: Order | None) -> dict[str,
     {'dataset': 'list', 'samples': 3, 'sampler': 'SequentialSampler', 'traits': {}}
     """
     traits = dataset.traits() if isinstance(dataset, Stream) else order.traits() if order is not None else {}
-    try:
-        samples = len(dataset)
-    except (TypeError, NotImplementedError):
-        samples = None
+    samples = None
+    if not isinstance(dataset, Stream):  # whose length is that of this rank's share in this epoch
+        with contextlib.suppress(TypeError, NotImplementedError):
+            samples = len(dataset)
     return {
         "dataset": type(dataset).__qualname__,
         "samples": samples,

@@ -50,9 +50,9 @@ class RankSampler(DistributedSampler[Any]):
         self.epoch = self._set_by_program = epoch
 
     @property
-    def is_epoch_set(self) -> bool:
-        """Whether `set_epoch` was called since the last pass began."""
-        return self._set_by_program is not None
+    def epoch_set(self) -> int | None:
+        """What `set_epoch` was called with since the last pass began; None if it was not."""
+        return self._set_by_program
 
     def begin(self, epoch: int) -> int:
         """Begin the pass of `epoch`, or of the one that `set_epoch` has said; return which it is."""
