@@ -250,7 +250,7 @@ class LoaderIterator(_BaseDataLoaderIter):
         if isinstance(scheduler, InlineScheduler):
             last = consumed[-1]
             shard = scheduler.current_shard(last.shard, StreamShard(number=0, of=0))
-            consumed = [*consumed[:-1], last._replace(state=shard.state)]
+            consumed = [*consumed[:-1], Consumed(last.number, last.shard, shard.state)]
         return batch, consumed
 
     def _next_batch(self) -> Any:
