@@ -374,7 +374,7 @@ def test_options_of_the_writer_are_those_of_whoever_reads_it(tmp_path: Path) -> 
 
 def test_what_no_format_has_room_for_is_told_with_its_field(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"a": 1, "b": {"c": null}}\n')
-    with pytest.raises(SourceError, match=r"'b/c'.*choose or rename fields with fields="):
+    with pytest.raises(SourceError, match=r"'b/c'.*choose other fields with fields="):
         convert(tmp_path / "in.jsonl", tmp_path / "out.h5", workers=0)
     assert convert(tmp_path / "in.jsonl", tmp_path / "out.h5", fields=["a"], workers=0).samples == 1
 
