@@ -77,7 +77,8 @@ def test_a_traced_run_names_every_batch_of_every_process(tmp_path: Path) -> None
 
 
 def test_a_report_that_cannot_be_written_is_one_line_and_the_runs_own_exit_code(tmp_path: Path) -> None:
-    path = script(tmp_path, "import sys; sys.exit(3)")
+    (tmp_path / "no").mkdir()
+    path = script(tmp_path, "import os, sys; os.rmdir('no'); sys.exit(3)")
     run = penstock(tmp_path, "run", "--quiet", "--html", "no/report.html", "--json", "no/run.json", str(path))
     assert run.returncode == 3
     lines = run.stderr.splitlines()

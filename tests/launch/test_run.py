@@ -205,8 +205,9 @@ def test_the_report_covers_what_threads_load_after_the_scripts_last_line(tmp_pat
 
 
 def test_a_run_json_that_cannot_be_written_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    path = script(tmp_path, "import sys; sys.exit(4)")
-    run = penstock(tmp_path, "run", "--json", "no/such/folder/run.json", path.name)
+    (tmp_path / "folder").mkdir()
+    path = script(tmp_path, "import os, sys; os.rmdir('folder'); sys.exit(4)")
+    run = penstock(tmp_path, "run", "--json", "folder/run.json", path.name)
     assert run.returncode == 4
     assert "cannot be written" in run.stderr.splitlines()[-2]
 

@@ -29,6 +29,8 @@ def import_object(name: str) -> Any:
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise  # the command says where to install it
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _program_error(module, error) from error
         raise PenstockError(f"{name!r} cannot be imported ({error}); give module:object, as in train:step") from error

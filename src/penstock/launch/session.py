@@ -7,7 +7,6 @@ import contextlib
 import mmap
 import os
 import platform
-import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -210,7 +209,7 @@ class Session:
             device_memory=self._devices.peak() if self._devices is not None else None,
             load=self._load,
             forks_with_loaders=sum(self._forks[:]),
-            children_cpu_s=sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]),
+            children_cpu_s=sum(os.times()[2:4]),
             loaders=self._registry.records(),
             timeline=self._timeline.points(),
             baseline=self._baseline.result() if self._baseline is not None else None,

@@ -101,7 +101,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for number, name in enumerate(["a/0.jpg", "a/1.png", "a/2.jpg", "b/0.jpeg", "b/1.jpg", "b/2.jpg"]):
+    for number, name in enumerate(["a/0.jpg", "a/1.png", "a/2.jpg", "b/3.jpeg", "b/4.jpg", "b/5.jpg"]):
         put(tmp_path / "images" / name, number, (12 + number, 16))
     return tmp_path / "images"
 
@@ -157,7 +157,7 @@ def test_a_pass_over_decoded_images_resumes(root: Path, torchvision: FakeTorchvi
 def test_a_jpeg_that_the_decoder_refuses_is_decoded_on_the_host_and_the_others_are_not(
     root: Path, torchvision: FakeTorchvision
 ) -> None:
-    torchvision.refused = (root / "b" / "1.jpg").read_bytes()
+    torchvision.refused = (root / "b" / "4.jpg").read_bytes()
     source = penstock.open(root, device="cuda")
     images = [sample["image"] for sample in source.__getitems__([3, 4, 5])]
     assert torchvision.calls == [3, 1, 1, 1]
@@ -166,10 +166,10 @@ def test_a_jpeg_that_the_decoder_refuses_is_decoded_on_the_host_and_the_others_a
 
 @pytest.mark.usefixtures("on_host", "torchvision")
 def test_a_broken_image_is_named_and_the_others_come(root: Path) -> None:
-    whole = (root / "b" / "1.jpg").read_bytes()
-    (root / "b" / "1.jpg").write_bytes(whole[: len(whole) // 2])
+    whole = (root / "b" / "4.jpg").read_bytes()
+    (root / "b" / "4.jpg").write_bytes(whole[: len(whole) // 2])
     source = penstock.open(root, size=8, device="cuda")
-    with pytest.raises(RecordError, match=r"b/1\.jpg"):
+    with pytest.raises(RecordError, match=r"b/4\.jpg"):
         list(TorchDataLoader(source, batch_size=3))
     loader = penstock.DataLoader(source, batch_size=3, errors="skip")
     assert sum(len(batch["image"]) for batch in loader) == 5

@@ -351,7 +351,10 @@ def outcome(parse: Callable[[bytes], dict[str, Any]], record: bytes) -> Any:
     try:
         found = parse(record)
         floats = {name: values for name, values in found.items() if getattr(values, "dtype", None) == np.float32}
-        return {name: values.tobytes() if name in floats else [*values] for name, values in found.items()}
+        return {
+            name: values.tobytes() if name in floats else None if values is None else [*values]
+            for name, values in found.items()
+        }
     except MalformedError:
         return MalformedError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -41,6 +42,7 @@ def connections_ended() -> Iterator[None]:
     """
     before = set(threading.enumerate())
     yield
+    gc.collect()  # an error's traceback keeps an iterator, whose worker has inherited this process's connections
     if event_loop._current is not None:
         event_loop._current.shutdown(600.0)
     for thread in set(threading.enumerate()) - before:
@@ -55,8 +57,11 @@ def files() -> Iterator[Files]:
 
 
 def opened(server: Files, storage: Storage = PATIENT, **options: Any) -> Any:
+    """Open the objects by their names, and forget the requests by which they are looked up."""
     urls = [server.url + name for name in OBJECTS]
-    return penstock.open(urls, format="images", fields=["encoded"], storage=storage, **options)
+    source = penstock.open(urls, format="images", fields=["encoded"], storage=storage, **options)
+    server.requests.clear()
+    return source
 
 
 def encoded(sample: dict[str, Any]) -> bytes:
@@ -73,7 +78,7 @@ def batch_of(source: Source, indices: list[int]) -> list[Any]:
     return source.__getitems__(indices)
 
 
-def test_each_object_is_one_request(files: Files) -> None:
+def test_each_object_is_one_request_once_it_is_open(files: Files) -> None:
     source = opened(files).map(encoded)
     assert [source[index] for index in range(COUNT)] == DATA
     assert len(files.requests) == COUNT
@@ -190,8 +195,9 @@ def test_passes_that_are_left_early_change_nothing_in_those_after_them(files: Fi
 
 
 def test_what_cannot_be_fetched_ahead_is_an_error_of_its_own_batch(files: Files) -> None:
+    source = opened(files).map(encoded)
     del files.files["/011.jpg"]
-    loader: Any = penstock.DataLoader(opened(files).map(encoded), 5, collate_fn=as_list, num_workers=1)
+    loader: Any = penstock.DataLoader(source, 5, collate_fn=as_list, num_workers=1)
     batches = iter(loader)
     assert [next(batches), next(batches)] == [DATA[:5], DATA[5:10]]
     with pytest.raises(SourceError, match=r"there is no file http://.*/011\.jpg"):
@@ -233,9 +239,9 @@ def test_transforms_draw_the_random_numbers_that_they_draw_one_by_one(files: Fil
 
 
 def test_an_error_names_its_object_and_its_index_and_comes_after_the_samples_before_it(files: Files) -> None:
-    del files.files["/005.jpg"]
     made = []
     source = opened(files).map(lambda sample: made.append(sample["encoded"]))
+    del files.files["/005.jpg"]
     with pytest.raises(SourceError, match=r"there is no file http://.*/005\.jpg") as raised:
         batch_of(source, list(range(10)))
     assert "raised for sample 5 of http" in raised.value.__notes__[0]
@@ -246,8 +252,8 @@ def test_an_error_names_its_object_and_its_index_and_comes_after_the_samples_bef
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_only_the_sample_that_fails_is_skipped(files: Files, workers: int) -> None:
-    del files.files["/005.jpg"]
     source = opened(files).map(encoded)
+    del files.files["/005.jpg"]
     loader = penstock.DataLoader(source, COUNT, collate_fn=as_list, num_workers=workers, errors="skip")
     assert list(loader) == [DATA[:5] + DATA[6:]]
     assert loader.statistics().skipped_indices == (5,)

@@ -16,7 +16,7 @@ from object_stores import Azure, Google, Hub, Store
 from sample_files import samples_in
 
 import penstock
-from penstock.core.errors import ExtraError, OptionError, RecordError, SourceError
+from penstock.core.errors import ExtraError, OptionError, SourceError
 from penstock.data.convert import convert
 from penstock.data.storage.event_loop import acquire
 from penstock.data.storage.storage import Storage
@@ -155,8 +155,8 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(store: Store, root:
 def test_what_is_missing_is_named(store: Store, root: str) -> None:
     store.objects = {"a/0.jsonl": b"{}"}
     for url in (f"{root}/a/1.jsonl", f"{root}/b/1.jsonl"):
-        with pytest.raises(RecordError, match=f"there is no file {url}"):
-            next(iter(penstock.open(url)))
+        with pytest.raises(SourceError, match=f"there is no file {url}"):
+            penstock.open(url)
     with pytest.raises(SourceError, match=f"{root}/nothing/"):
         penstock.open(f"{root}/nothing/")
     with pytest.raises(SourceError, match="nobucket"):

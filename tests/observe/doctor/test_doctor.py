@@ -624,9 +624,10 @@ def test_the_command_prints_the_verdict_first(capsys: pytest.CaptureFixture[str]
 def test_check_fails_if_something_needs_to_be_changed_and_only_json_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["doctor", "doctored:faulty", "--seconds", "1.5", "--check", "--json"]) == 1
-    data = json.loads(capsys.readouterr().out)
-    assert "sync-every-step" in [finding["name"] for finding in data["findings"]]
+    faulty = Diagnosis(verdict=Finding(name="x", cause="", evidence="", remedy="change it"), findings=())
+    monkeypatch.setattr("penstock.observe.doctor.causes.diagnose", lambda found: faulty)
+    assert cli.main(["doctor", "doctored:faulty", "--seconds", "0.6", "--check", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"]["name"] == "x"
     healthy = Diagnosis(verdict=Finding(name="healthy", cause="", evidence="", remedy=""), findings=())
     monkeypatch.setattr("penstock.observe.doctor.causes.diagnose", lambda found: healthy)
     assert cli.main(["doctor", "doctored:main", "--seconds", "0.6", "--check"]) == 0

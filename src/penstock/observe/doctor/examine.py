@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import PenstockError
@@ -142,7 +143,7 @@ def _run_trials(
     loop: Any, scheduler: TrialScheduler, seconds: float, log: MeasurementLog, on_error: Callable[[Exception], None]
 ) -> str:
     """Run the loop until all trials are over; return the exception that ended it early, in one line."""
-    error = ""
+    error, has_gradients = "", torch.is_grad_enabled()
     try:
         with time_limit(_PREPARING_S, TrialsDoneError, scheduler.tick):
             run_loop(loop, scheduler)
@@ -161,6 +162,7 @@ def _run_trials(
             if not isinstance(raised.__cause__, SystemExit):
                 on_error(raised)
     finally:
+        torch.set_grad_enabled(has_gradients)  # the loop may have been ended in the very exit of a no_grad()
         with contextlib.suppress(TrialsDoneError), time_limit(_CLOSING_S, TrialsDoneError), impatient_close():
             scheduler.close()
     return error

@@ -17,7 +17,7 @@ def render_html(record: RunRecord, comparison: Comparison | None = None) -> str:
 
     Example:
         >>> page = render_html(RunRecord(command=("train.py",), started="2026-01-01T00:00:00+00:00", wall_s=1.0))
-        >>> "No batch was loaded" in page
+        >>> "loaded no batch through a DataLoader" in page
         True
     """
     view = build_view(record, comparison)
