@@ -116,6 +116,35 @@ def test_where_the_system_grants_no_memory_for_generous_slots_the_first_ones_are
     assert slot.nbytes == 1 << 20
 
 
+class _Locked:
+    """A page lock, and an event that has not passed."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_copies_of_a_dropped_batch_get_their_event_when_the_next_batch_is_handed_out() -> None:
+    """Not later, when a slot is wanted: the host would lead the device by one more step."""
+    events: list[_Locked] = []
+    ring = Ring(
+        PrivateSegment,
+        1 << 20,
+        pin=lambda memory: _Locked(),
+        fence=lambda: events.append(_Locked()) or events[-1],  # type: ignore[func-returns-value]
+    )
+    slots = [slot for _ in range(4) if (slot := ring.acquire(4))]
+    for slot in slots:
+        ring.commit(slot, 1000)
+    memory = ring.lend(slots[0])
+    del memory
+    assert not ring.is_tight()
+    assert len(events) == 1
+
+
 def test_a_slot_cannot_skip_a_state() -> None:
     ring = Ring(PrivateSegment, 100_000)
     slot = ring.acquire()

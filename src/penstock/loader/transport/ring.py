@@ -158,6 +158,8 @@ class Ring:
 
         Slots that copies read are waited for.
         """
+        if self._fence is not None:  # a fence that comes one batch later lets the host lead by one more step
+            self._take_returned()
         working = self._count_in_use()
         if self._copying or self._unfenced:
             working -= len(self._unfenced) + sum(len(slots) for _, slots in self._copying)
