@@ -84,7 +84,7 @@ class TrainStep:
         clip_grad_norm: the largest norm of all gradients together.
         scheduler: stepped after each optimizer step (not after one that the scaler skipped).
         after_step: called after each optimizer step, for example to update a moving average of the weights.
-        split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
+        split: `(batch, parts) -> batches`, for batches that penstock cannot cut.
         batch_size: `batch -> samples`, for batches whose samples are not the first dimension of their first tensor.
         batch_dims: which dimension of a batch's tensors has the samples, where it is not the first one of all: a
             number, or a dict as in `{"frames": 1, "table": None}`, with None for what goes to every part as it is.

@@ -83,7 +83,7 @@ def plan(
         batch: a whole one, of real tensors; only their shapes matter.
         optimizer: the model's; None without one.
         budget: as in "70GiB", or bytes; by default what the accelerator has free.
-        split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
+        split: `(batch, parts) -> batches`, for batches that penstock cannot cut.
         batch_size: `batch -> samples`, for batches whose samples are not the first dimension of their first tensor.
         modes: which of "plain", "selective" (checkpointed blocks keep the results of products, convolutions and
             attention), "checkpointed", "offloaded" and "state offloaded" to predict. Where the model does not run with
