@@ -183,7 +183,7 @@ def _sentence(reports: Reports) -> str:
     found = [*findings(reports)]
     reached = sum(one.is_reached for one in found)
     said.append(f"{reached} of {_count(len(found), 'target')} are reached")
-    return f"On {_where(reports)}: {'; '.join(said)} ([all of it](docs/gpu.md#targets))."
+    return f"On {_where(reports)}: {'; '.join(said)} ([all of it](docs/gpu-figures.md#targets))."
 
 
 def _state(reports: Reports) -> str:
@@ -294,7 +294,7 @@ def _steps(report: Row) -> str:
         "step",
         "fed by",
         "step, ms",
-        "of data that lies on the GPU",
+        "speed, of data on the GPU",
         "first batch after, ms",
         "waited for copies, us",
     )
@@ -303,7 +303,7 @@ def _steps(report: Row) -> str:
 
 def _graph(report: Row) -> str:
     heads = (
-        "step", "fed by", "step, ms", "of data that lies on the GPU", "first batch after, ms",
+        "step", "fed by", "step, ms", "speed, of data on the GPU", "first batch after, ms",
         "host ahead, steps", "slots", "copied out",
     )  # fmt: skip
     return _loops(report["graph"], heads, _lead)
