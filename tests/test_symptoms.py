@@ -236,7 +236,7 @@ def test_what_the_page_advises_gives_all_other_samples(trouble: str, advice: dic
 
 def test_what_the_page_advises_for_open_files_is_enough() -> None:
     setup = "torch.multiprocessing.set_sharing_strategy('file_system'); for_penstock = {'num_workers': 4}"
-    assert "64 are enough for 4 workers" in PAGE
+    assert "64 descriptors are enough for 4 workers" in PAGE
     done = run(COMMON.format(setup=f"{DESCRIPTORS}; {setup}"))
     assert done.stdout == "torch made 200\npenstock made 200\n", done.stderr
 
