@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import random
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -99,9 +100,10 @@ def decoded(path: Path) -> tuple[np.ndarray, list[float]]:
         return pixels, [frame.time for frame in frames]
 
 
-def copied(path: Path, other: Path, *, earlier: int = 0, without: int = 0) -> Path:
+def copied(path: Path, other: Path, *, earlier: int = 0, without: int = 0, movflags: str = "") -> Path:
     """Copy a video's packets: all times moved, or without the first ones."""
     options = {"avoid_negative_ts": "disabled", "use_editlist": "1"} if earlier else {}
+    options |= {"movflags": movflags} if movflags else {}
     with av.open(str(path)) as container, av.open(str(other), "w", options=options) as copy:
         stream = container.streams.video[0]
         target = copy.add_stream_from_template(stream)
@@ -297,6 +299,45 @@ def test_a_playlist_with_a_videos_name_opens_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(RecordError, match=name):
             clips(tmp_path / name)
+
+
+def box(kind: bytes, *numbers: int, text: bytes = b"") -> bytes:
+    return struct.pack(f">I4s{len(numbers)}I", 8 + 4 * len(numbers) + len(text), kind, *numbers) + text
+
+
+MANY = 5_000_000
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "frames of one size": (box(b"stsz", 0, 1, MANY), "tables state 50"),
+    "frames of half a byte": (box(b"stz2", 0, 4, MANY), "tables state 50"),
+    "frames of a fragment": (box(b"free", text=box(b"trun", 0, MANY)), "tables state 50"),
+    "one part again and again": (box(b"elst", 0, 1000, text=bytes(12_000)), "tables state 50"),
+    "frames of chunks": (box(b"stsc", 0, 1, 1, 1 << 30, 1), "tables state"),
+    "groups": (box(b"sgpd", 1 << 24, 0x73796E63, 1, MANY), "tables state 5"),
+    "names": (box(b"keys", 0, MANY), "tables state 5"),
+    "a compressed header": (box(b"moov", text=box(b"cmov", text=bytes(40))), "'cmov', which is not read"),
+    "fragments in the data": (box(b"sidx", 0, 1, 25, 0, 4, 1, 100, 1, 0) + box(b"free", text=bytes(200)), "no box"),
+    "a box without an end": (struct.pack(">I4s", 1 << 30, b"uuid"), "ends behind the end of the file"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_mp4_whose_tables_state_more_than_it_can_hold_is_not_opened(tmp_path: Path, kind: str) -> None:
+    appended, words = HOSTILE[kind]
+    path = record(tmp_path / "a.mp4")
+    assert len(clips(path)) == 3
+    path.write_bytes(path.read_bytes() + appended)
+    with pytest.raises(RecordError, match=words):
+        clips(path)
+
+
+@pytest.mark.parametrize("flags", ["", "+global_sidx"])
+def test_fragments_with_and_without_an_index_are_read(tmp_path: Path, flags: str) -> None:
+    whole = record(tmp_path / "whole.mp4")
+    path = copied(whole, tmp_path / "a.mp4", movflags=f"frag_keyframe+empty_moov+default_base_moof{flags}")
+    assert (b"sidx" in path.read_bytes()) == bool(flags)
+    expected = decoded(whole)[0]
+    for number, sample in enumerate(clips(path, frames=5)):
+        np.testing.assert_array_equal(sample["video"], expected[number * 5 : number * 5 + 5])
 
 
 def test_frames_and_clips_that_are_too_large_are_refused(tmp_path: Path) -> None:

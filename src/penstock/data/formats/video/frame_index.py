@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import PenstockError, RecordError
+from penstock.data.formats.video.mp4_counts import FIRST_BOXES, check_counts
 from penstock.data.optional import need
 
-_CONTAINERS = ("mov", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg")
+_CONTAINERS = ("matroska", "webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg")
 _WITH_TIMES = ("mov", "matroska", "webm", "mpegts", "flv")
 _MAX_FRAMES = 1 << 26
 
@@ -89,9 +90,14 @@ def _index_by_packets(container: Any, stream: Any) -> FrameIndex | None:
 def open_container(path: str, max_pixels: int) -> Any:
     """Open a file with a video; to be called inside `translate_errors`."""
     av = need("av", "video")
+    with open(path, "rb") as file:
+        is_mp4 = file.read(8)[4:] in FIRST_BOXES
+    if is_mp4:
+        check_counts(path)
     options = {
-        "format_whitelist": ",".join(_CONTAINERS),  # a playlist would open what it names
+        "format_whitelist": "mov" if is_mp4 else ",".join(_CONTAINERS),  # a playlist would open what it names
         "protocol_whitelist": "file",
+        "max_pixels": str(max_pixels),  # of what is decoded to find out what streams hold
     }
     container = av.open(f"file:{os.path.abspath(path)}", options=options, metadata_errors="replace")
     try:
