@@ -7,7 +7,7 @@ strings            text: of variable length up to the first NUL, of fixed length
                    without NULs at the end, or lists of these
 variable length    uint8 is bytes; other numbers are arrays of one dimension that differ in length
 opaque             bytes
-compound           a field for each part, "dataset/part"
+compound           a field for each part, "dataset/part"; with parts of variable length only if the file is trusted
 the rest           references, and numbers that no tensor can hold (long double), are no fields
 ragged             a group that HDF5Writer wrote, see writer.py: arrays that differ in shape
 """
@@ -35,8 +35,16 @@ from penstock.data.schema import DTYPES, Field
 
 _NUMBERS = "biufc"
 _BINARY = "binary"
+_STATED = ("units", "calendar", "scale_factor", "add_offset", "_Unsigned", "_FillValue", "missing_value")
+"""What `stated_field` asks for."""
 _NUL = b"\xc0\x80", b"\0"
 """How a NUL that belongs to a text is stored, and what it is."""
+_UNBOUNDED = (
+    "holds values of variable length that only the HDF5 library can read, and it takes the memory that the file states "
+    "for one, up to 4 GiB and more, before it looks for it; write them as a dataset of their own, packed by gzip or "
+    "not at all, or pass external=True if this file is from somebody whom you trust"
+)
+"""Of parts of a compound, of other filters, of files with a user block or addresses of 4 bytes."""
 
 
 def _open_values(
@@ -157,6 +165,8 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
         if layout.dtype == HEAP_REFERENCE:
             decode = _objects_decoder(field, inner, is_string)
             opened = partial(_open_objects, layout, decode, inner.itemsize, file.max_nbytes)
+        elif not (file.external or 0 in there.shape):
+            return {name: f"{where} {_UNBOUNDED}"}
         elif not inner.isnative:
             words = f"holds {inner.str} of variable length, of which h5py swaps no bytes, and only it can read them"
             return {name: f"{where} {words}"}
@@ -164,6 +174,8 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             opened = partial(_open_values, layout, partial(_decode, field, ()))
         return {name: Column(array=layout, field=field, count=layout.count, object_nbytes=file.nbytes, open=opened)}
     layout = read_layout(there, file, name)
+    if layout.dtype.names and _has_variable(layout.dtype) and not (file.external or 0 in there.shape):
+        return {name: f"{where} {_UNBOUNDED}"}
     found: dict[str, Column | str] = {}
     for parts, inner in _leaves(layout.dtype):
         held = _field(inner, layout.shape)
@@ -173,7 +185,7 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
         else:
             held = _as_asked(held, "/".join((name, *parts)), file)
             is_plain = bool(held.dtype and not parts)
-            field = stated_field(held, there.attrs) if is_plain and not held.unit else held
+            field = stated_field(held, _stated(there, file)) if is_plain and not held.unit else held
             as_stored = native if field.dtype == held.dtype else unsigned
             opened = partial(_open_values, layout, as_stored if is_plain else partial(_decode, held, parts))
             column = Column(array=layout, field=field, count=layout.count, open=opened)
@@ -193,25 +205,56 @@ def _as_asked(field: Field, name: str, file: ProbedFile) -> Field:
     return Field("bytes")
 
 
+def _stated(there: Any, file: ProbedFile) -> dict[str, Any]:
+    found = _attributes(there, file, *_STATED)
+    if "_Unsigned" in there.attrs and "_Unsigned" not in found and there.dtype.kind == "i":
+        raise SourceError(
+            f"{file.path}: {there.name!r} has _Unsigned as text of variable length, which is not read, as its length "
+            "cannot be checked; write it as bytes (numpy.bytes_), or pass external=True if you trust the file"
+        )
+    return found
+
+
+def _attributes(there: Any, file: ProbedFile, *names: str) -> dict[str, Any]:
+    """Return what a dataset or group states of itself by these names, but for values of variable length.
+
+    Of these the HDF5 library takes the memory that is stated before it looks for the value, up to 4 GiB.
+    """
+    held = [name for name in names if name in there.attrs]
+    return {one: there.attrs[one] for one in held if file.external or not there.attrs.get_id(one).dtype.hasobject}
+
+
+def _has_variable(dtype: np.dtype[Any]) -> bool:
+    """Whether some values are of variable length; references, which are objects too, are not."""
+    refers = need("h5py", "hdf5").check_ref_dtype
+    return any(inner.base.hasobject and refers(inner.base) is None for _, inner in _leaves(dtype))
+
+
 def _why_unreadable(dataset: Any) -> str:
     """Return why h5py cannot read a dataset, whatever its values are; "" if it may."""
     filters, created = need("h5py", "hdf5").h5z, dataset.id.get_create_plist()
     try:
-        dataset.dtype  # noqa: B018 - made of HDF5's, which has types that NumPy has not
-    except (TypeError, ValueError) as error:
+        dtype = dataset.dtype
+    except (TypeError, ValueError) as error:  # HDF5 has types that NumPy has not
         return f"holds what no field can hold: {error}"
     packed = [created.get_filter(number) for number in range(created.get_nfilters())]
     missing = [one for one in packed if not filters.filter_avail(one[0])]
-    if missing and dataset.size:
-        try:
-            dataset[(slice(1),) * dataset.ndim]  # chunks may do without the filter
-        except OSError:
-            code, _, _, name = missing[0]
-            return (
-                f"is packed by a filter that is not there ({code}, {name.decode(errors='replace') or 'no name'}); "
-                "import the plugin that brings it (hdf5plugin) before the file is opened"
-            )
+    if missing and dataset.size and (_has_variable(dtype) or not _can_read(dataset)):
+        code, _, _, name = missing[0]
+        return (
+            f"is packed by a filter that is not there ({code}, {name.decode(errors='replace') or 'no name'}); "
+            "import the plugin that brings it (hdf5plugin) before the file is opened"
+        )
     return ""
+
+
+def _can_read(dataset: Any) -> bool:
+    """Whether the library can read a first element: chunks may do without a filter that is missing."""
+    try:
+        dataset[(slice(1),) * dataset.ndim]
+    except OSError:
+        return False
+    return True
 
 
 def _leaves(dtype: np.dtype[Any], parts: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], np.dtype[Any]]]:
@@ -274,7 +317,7 @@ def _is_on_heap(dataset: Any) -> bool:
 
 def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
     where = f"{file.path}: group {group.name!r}"
-    shape = np.asarray(group.attrs[RAGGED])
+    shape = np.asarray(_attributes(group, file, RAGGED).get(RAGGED, ()))
     try:
         values, offsets, shapes = (
             read_layout(group[part], file, f"{name}/{part}") for part in ("values", "offsets", "shapes")

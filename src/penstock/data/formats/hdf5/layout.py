@@ -150,8 +150,9 @@ def _stored_layout(layout: DatasetLayout, dataset: Any, file: ProbedFile, on_hea
     layout = replace(layout, dtype=HEAP_REFERENCE) if on_heap else layout
     if created.get_layout() == _CONTIGUOUS:
         offset, nbytes = dataset.id.get_offset(), layout.count * layout.row_nbytes
-        if offset is None:
-            return None
+        if offset is None:  # nothing was written
+            has_fill = created.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED
+            return None if has_fill or not on_heap else replace(layout, is_stored=True, fill=np.zeros(1, layout.dtype))
         if offset + nbytes > file.nbytes:
             raise SourceError(f"{file.path}: dataset {layout.name!r} ends behind the end of the file")
         chunks = np.array([[0], [offset], [nbytes], [0]])

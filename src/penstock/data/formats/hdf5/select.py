@@ -79,8 +79,8 @@ def _find_column(group: Any, name: str, describe: Describe, external: bool) -> C
         head = head.rpartition("/")[0]
         found = _dataset(group, head)
     columns = {} if found is None else describe(head, found)
-    if name in columns:
-        column = columns[name]
+    column = columns.get(name, columns.get(head))
+    if column is not None and (name in columns or isinstance(column, str)):
         if isinstance(column, str):
             raise SourceError(f"{column}; choose other fields with fields=")
         return column
@@ -171,10 +171,16 @@ def _follow(here: Any, path: str, most_links: int = 16) -> Any:
 
 def _is_index(group: Any, name: str) -> bool:
     """Whether it is PyTables' of a table's columns."""
-    return name.startswith("_i_") and bool(group.attrs.get("CLASS") == b"TINDEX")
+    return name.startswith("_i_") and bool(_fixed(group, "CLASS") == b"TINDEX")
 
 
 def _is_dimension(dataset: Any) -> bool:
     """Whether it only says how long a dimension of netCDF is: without values, and the length of its name may vary."""
-    name = dataset.attrs.get("NAME", b"") if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" else b""
-    return isinstance(name, bytes) and name.startswith(_NO_VARIABLE)
+    return _fixed(dataset, "CLASS") == b"DIMENSION_SCALE" and _fixed(dataset, "NAME").startswith(_NO_VARIABLE)
+
+
+def _fixed(one: Any, name: str) -> bytes:
+    """Return text of fixed length that an object states of itself; of other types it is not read."""
+    there = name in one.attrs and one.attrs.get_id(name).dtype.kind == "S"
+    value = one.attrs[name] if there else b""
+    return value if isinstance(value, bytes) else b""

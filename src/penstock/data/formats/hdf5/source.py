@@ -53,8 +53,10 @@ def open_files(
         fields: which datasets; by default all, which then need the same number of rows.
         errors: unused: reading a broken sample raises RecordError.
         group: whose datasets are the fields.
-        external: whether values may lie in other files: external links, external storage, virtual datasets. A file can
-            name any file that this process can read, so only for files from somebody trusted.
+        external: whether the files are trusted. Then values may lie in other files (external links, external storage,
+            virtual datasets), of which a file can name any that this process can read; and the HDF5 library reads
+            values of variable length that penstock cannot: in parts of compounds and attributes, or packed by other
+            filters than gzip. It takes whatever memory the file states for one.
         binary: fields of strings, or lists of these, that are given as bytes, without NULs at the end: text in other
             encodings than UTF-8, or images. By their names in the file.
         max_record_nbytes: larger rows and chunks are refused.
