@@ -523,6 +523,23 @@ def test_records_that_are_too_large_are_left_out(tmp_path: Path) -> None:
     source.close()
 
 
+@pytest.mark.parametrize(
+    "value", [[1] * (2 << 20), [b""] * (1 << 20), {str(number): [b"a"] for number in range(1 << 17)}]
+)
+def test_a_record_of_very_many_tiny_values_is_left_out_as_parsing_takes_many_times_its_bytes(
+    tmp_path: Path, value: Any
+) -> None:
+    many = serialize_example(value if isinstance(value, dict) else {"x": value})
+    large = serialize_example({"x": np.zeros(1 << 20, np.float32), "y": [bytes(len(many))]})
+    (tmp_path / "a.tfrecord").write_bytes(read_frames(many) + read_frames(large))
+    most = 32 << 20
+    with pytest.warns(UserWarning, match=rf"parsing it may take \d+ bytes; {most} are the most .max_record_nbytes"):
+        [sample] = penstock.open(tmp_path / "a.tfrecord", errors="skip", max_record_nbytes=most)
+    assert (sample["x"].shape, len(sample["y"])) == ((1 << 20,), len(many))
+    assert len(list(penstock.open(tmp_path / "a.tfrecord", max_record_nbytes=most, raw=True))) == 2
+    assert len(list(penstock.open(tmp_path / "a.tfrecord"))) == 2
+
+
 def test_a_length_beyond_the_file_takes_no_memory(tmp_path: Path) -> None:
     length = struct.pack("<Q", 1 << 62)
     record = length + TFRecordWriter.masked_crc(length) + b"abc"

@@ -147,7 +147,7 @@ class LMDBSource(Source):
         self.where = where
         self._files = tuple(files)
         self._fields = fields
-        self._parse = RecordParser(fields=fields)
+        self._parse = RecordParser(fields=fields, most=max_record_nbytes)
         self._most = max_record_nbytes
         self._parts = ConcatIndex(file.count for file in files)
 

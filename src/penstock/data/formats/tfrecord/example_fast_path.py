@@ -18,6 +18,10 @@ from penstock.data.formats.tfrecord.protobuf_wire import floats, int64_rows, usu
 
 _MOST_KNOWN = 64
 """Lengths of records that are remembered."""
+_MOST_FEATURES = 1 << 16
+"""Of what counts as the usual layout."""
+_TAKEN_OF_EACH = 32
+"""What parsing takes of each byte that is not within a string or packed floats, of tiny values: 29 were seen."""
 
 _FIRST = 0x0A
 _SECOND = 0x12
@@ -121,13 +125,25 @@ class ExampleFastPath:
         return known
 
 
+def parsed_nbytes(record: bytes) -> int:
+    """Return the most that parsing a record takes: strings and packed floats as much as they have, all else more.
+
+    >>> from penstock.data.formats.tfrecord.example import serialize_example
+    >>> parsed_nbytes(serialize_example({"x": [bytes(1000)]})), parsed_nbytes(serialize_example({"x": [0] * 1000}))
+    (1576, 32576)
+    """
+    places = _places(record) or []
+    kept = sum(end - begin for _, read, begin, end in places if read is not parse_int64s)
+    return kept + _TAKEN_OF_EACH * (len(record) - kept)
+
+
 def _places(record: bytes) -> list[_Place] | None:
     """Return where the values lie; None where the layout is not the usual one, or broken."""
     end = len(record)
     places: list[_Place] = []
     try:
         at = usual_inside(record, 0, end, _FIRST) if end else 0
-        while at < end:
+        while at < end and len(places) < _MOST_FEATURES:
             at, stop = usual_span(record, at, end)
             name_at, value_at = usual_span(record, at, stop)
             kind_at = usual_inside(record, value_at, stop, _SECOND)
@@ -137,4 +153,4 @@ def _places(record: bytes) -> list[_Place] | None:
             at = stop
     except (IndexError, KeyError, ValueError):
         return None
-    return places or None
+    return places if places and at == end else None

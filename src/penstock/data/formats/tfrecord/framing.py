@@ -107,7 +107,7 @@ def _read_frame(
         skipped = pieces.skip(rest)
         if skipped < rest:
             raise RecordError(path, offset, number, too_short_message(length, HEADER.size + skipped))
-        return b"" if skips else RecordError(path, offset, number, f"{length} bytes; {most} are the most")
+        return b"" if skips else RecordError(path, offset, number, too_long_message(length, most))
     record, footer = pieces.take(length), pieces.take(FOOTER.size)
     if len(footer) < FOOTER.size:
         there = HEADER.size + len(record) + len(footer)
@@ -162,6 +162,11 @@ class _LookAhead:
         others = np.flatnonzero((headers != headers[:, :1]).any(axis=0))
         frames = frames[: others[0]] if len(others) else frames
         return frames if len(frames) >= _FEWEST_ALIKE else None
+
+
+def too_long_message(length: int, most: int) -> str:
+    """Return the message for a record of more bytes than are read."""
+    return f"{length} bytes; {most} are the most (max_record_nbytes)"
 
 
 def too_short_message(length: int, there: int) -> str:

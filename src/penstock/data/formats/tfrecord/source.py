@@ -19,7 +19,7 @@ from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
 from penstock.data.formats.tfrecord.example import Steps, Values, parse_feature_lists, parse_features
-from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
+from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath, parsed_nbytes
 from penstock.data.formats.tfrecord.features import (
     MARK,
     SchemaEncoder,
@@ -49,6 +49,8 @@ from penstock.data.stream import Shard, Stream
 
 _EMPTY_NBYTES = 2
 """Of an Example without features."""
+_HARMLESS_NBYTES = 1 << 20
+"""Of a record that is parsed whatever it takes."""
 
 
 def open_files(
@@ -80,7 +82,8 @@ def open_files(
         arrays: features that are an array (or a list of bytes) even where they have one value.
         null: the value of features that a record lacks, or has without values, as TFX writes a missing one; without it
             the latter are None.
-        max_record_nbytes: a longer record is broken. Parsing one of many tiny values takes some 30 times its bytes.
+        max_record_nbytes: a longer record is broken, and so is one whose parsing may take more: strings of bytes and
+            floats take what they have, integers and features 32 times that.
 
     The feature lists of SequenceExamples are fields too: an array with a row for each step where all steps have as many
     numbers, else a list of the steps' values.
@@ -97,11 +100,17 @@ def open_files(
         raise OptionError(f"index={index!r} is neither True nor False; tools named tfrecord2idx write FILE.idx")
     if check:
         load_checksum()
-    parse = RecordParser(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays), null=null or {})
+    parse = RecordParser(
+        fields=fields,
+        raw=raw,
+        text=frozenset(text),
+        arrays=frozenset(arrays),
+        null=null or {},
+        most=max_record_nbytes,
+    )
     if not index:
-        return TFRecordStream(paths, storage, errors, parse, check=check, most=max_record_nbytes)
-    local = [storage.local(path) for path in paths]
-    return IndexedTFRecords(local, parse, check=check, most=max_record_nbytes)
+        return TFRecordStream(paths, storage, errors, parse, check=check)
+    return IndexedTFRecords([storage.local(path) for path in paths], parse, check=check)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +122,8 @@ class RecordParser:
     text: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()
     null: Mapping[str, Any] = field(default_factory=dict)
+    most: int = 1 << 30
+    """The most bytes that a record, and what is made of it, may have."""
 
     @cached_property
     def _wanted(self) -> frozenset[str] | None:
@@ -131,6 +142,8 @@ class RecordParser:
         """
         if self.raw:
             return {"record": record}
+        if len(record) > _HARMLESS_NBYTES and (nbytes := parsed_nbytes(record)) > self.most:
+            raise MalformedError(f"parsing it may take {nbytes} bytes; {self.most} are the most (max_record_nbytes)")
         features: Mapping[str, Values | None] | None = self._places.parse_usual(record)
         lists: dict[str, Steps] = {}
         if features is None:
@@ -191,21 +204,18 @@ class RecordParser:
 class TFRecordStream(Stream):
     """TFRecord files as a stream; see `open_files`."""
 
-    def __init__(
-        self, paths: list[str], storage: Storage, errors: Errors, parse: RecordParser, *, check: bool, most: int
-    ) -> None:
+    def __init__(self, paths: list[str], storage: Storage, errors: Errors, parse: RecordParser, *, check: bool) -> None:
         super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
         self._storage = storage
         self._parse = parse
         self._check = check
-        self._most = most
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
         """Yield every step-th record's sample; of the others nothing but the length is read."""
         with closing(SequentialReader(self._storage, shard.name)) as pieces:
             checksum = load_checksum() if self._check else None
-            for found in read_frames(pieces, first, step, checksum, self._most):
+            for found in read_frames(pieces, first, step, checksum, self._parse.most):
                 if not isinstance(found, AlikeRecords):
                     yield self._sample(shard, *found)
                 elif (samples := self._parse.samples(found)) is not None:
@@ -227,12 +237,11 @@ class TFRecordStream(Stream):
 class IndexedTFRecords(Source):
     """Local TFRecord files by number; see `open_files`."""
 
-    def __init__(self, paths: list[str], parse: RecordParser, *, check: bool, most: int) -> None:
+    def __init__(self, paths: list[str], parse: RecordParser, *, check: bool) -> None:
         self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
         self._paths = paths
         self._parse = parse
         self._check = check
-        self._most = most
         self._begins = [self._offsets(path) for path in paths]
         self._parts = ConcatIndex(len(begins) - 1 for begins in self._begins)
         self._files = PerProcess(OpenDescriptors, OpenDescriptors.close)
@@ -250,8 +259,10 @@ class IndexedTFRecords(Source):
         path = self._paths[part]
         begin, end = (int(at) for at in self._begins[part][number : number + 2])
         length = end - begin - FRAME_NBYTES
-        if length > self._most:
-            raise RecordError(path, begin, number, f"{length} bytes; {self._most} are the most")
+        if length > self._parse.most:
+            raise RecordError(
+                path, begin, number, f"{length} bytes; {self._parse.most} are the most (max_record_nbytes)"
+            )
         found = self._files.get().read(path, begin, end - begin)
         if len(found) < end - begin:
             raise RecordError(path, begin, number, too_short_message(length, len(found)))
