@@ -52,3 +52,17 @@ def test_what_ci_installs_comes_from_one_index_each() -> None:
     for line in lines:
         assert "extra-index" not in line
         assert ("--require-hashes" in line) != ("--index-url" in line or "-e ." in line)
+
+
+def test_each_test_that_security_md_names_exists() -> None:
+    table = (ROOT / "SECURITY.md").read_text().partition("| promise | test |")[2].partition("\n## ")[0]
+    modules = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    rows = [row for row in table.splitlines()[2:] if row]
+    assert len(rows) > 20
+    for row in rows:
+        tests = row.split(" | ")[-1]
+        names, paths = re.findall(r"`(test_\w+)`", tests), re.findall(r"`(tests/[\w/.]+)`", tests)
+        assert names or paths, row
+        for name in names:
+            assert any(f"def {name}(" in text for text in modules.values()), name
+        assert all((ROOT / path).exists() for path in paths), row

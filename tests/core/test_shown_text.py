@@ -110,6 +110,7 @@ def test_what_is_no_secret_stays() -> None:
         "--lr",
         "1",
     ]
+    command += ["-p", "a name of one letter says nothing"]
     command += ["--token-file", "a.txt", "--sort-by=key", "--data", "s3://bucket/a=b/c", "epochs=3", "--key-size", "64"]
     assert redact_command(command) == tuple(command)
     for text in (

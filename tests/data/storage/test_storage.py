@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -321,6 +322,14 @@ def test_credentials_that_are_wrong_or_missing_say_what_to_do(s3: Proxy, monkeyp
     with pytest.raises(SourceError, match=r"may not be read .*NoCredentialsError.*AWS_PROFILE"):
         Storage(stall_s=1.0).open("s3://bucket/train/0.txt")
     assert len(s3.requests) == 1
+
+
+def test_no_secret_of_an_endpoint_is_in_an_error_or_its_traceback(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:s3cr-t@127.0.0.1:1")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"anon": True})  # or aiohttp finds two ways to say who one is
+    with pytest.raises(SourceError, match=r"//127\.0\.0\.1:1") as raised:
+        Storage(retries=0, stall_s=1.0).open("s3://bucket/train/0.txt")
+    assert "s3cr-t" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_profile_that_is_not_there_is_an_error(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from penstock.core.errors import SourceError
 from penstock.core.urls import redact_url
 from penstock.data.storage.listed_folders import ListedFolders, list_each_folder
-from penstock.data.storage.remote_errors import file_changed, translate_error
+from penstock.data.storage.remote_errors import file_changed, translate_error, without_secrets
 from penstock.data.storage.retries import TransientError
 
 _Result = TypeVar("_Result")
@@ -205,9 +205,9 @@ class Backend:
         except (SourceError, TransientError):
             raise
         except TimeoutError as error:
-            raise TransientError("the server did not respond in time") from error
+            raise TransientError("the server did not respond in time") from without_secrets(url, error)
         except self._foreign_errors() as error:
-            raise translate_error(url, error) from error
+            raise translate_error(url, error) from without_secrets(url, error)
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
         return (Exception,)  # some have errors of their own, like gcsfs, which derive from nothing else

@@ -28,7 +28,7 @@ from penstock.data.storage.backend import MAX_READS, Backend, mark_of_server
 from penstock.data.storage.event_loop import EventLoopThread
 from penstock.data.storage.http_backend import Http
 from penstock.data.storage.redirects import open_session, without_redirects
-from penstock.data.storage.remote_errors import credentials_error
+from penstock.data.storage.remote_errors import credentials_error, without_secrets
 from penstock.data.storage.s3_backend import S3, aws_session
 
 _READ_NBYTES = 1 << 20
@@ -126,7 +126,7 @@ def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backe
         try:
             backend = _create_backend(fs_class, scheme, options, stall_s)
         except ValueError as error:  # adlfs without an account
-            raise credentials_error(url, redact_of(url, str(error))) from error
+            raise credentials_error(url, redact_of(url, str(error))) from without_secrets(url, error)
         loop_thread.backends[key] = backend
     return backend
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.urls import redact_url
-from penstock.data.storage.remote_errors import translate_error
+from penstock.data.storage.remote_errors import translate_error, without_secrets
 from penstock.data.storage.retries import TransientError
 
 
@@ -61,8 +61,8 @@ class ListedFolders:
                 f"the folder {redact_url(folder)} cannot be listed: there is none, although the folder above it names "
                 "it; repeat the listing, or name the files"
             ) from error
-        except Exception as error:  # filesystems have errors of their own, which derive from nothing else
-            raise self._translate(folder, error) from error
+        except Exception as error:  # noqa: BLE001 - raised again; those of filesystems derive from nothing else
+            raise self._translate(folder, error) from without_secrets(folder, error)
 
     def _translate(self, folder: str, error: Exception) -> Exception:
         found = error if isinstance(error, SourceError | TransientError) else translate_error(folder, error)

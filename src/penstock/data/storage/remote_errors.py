@@ -88,6 +88,15 @@ def translate_error(url: str, error: BaseException) -> Exception:
     return SourceError(f"{redact_url(url)} cannot be read: {description}")
 
 
+def without_secrets(url: str, error: BaseException) -> BaseException | None:
+    """Return the error of a library, to be the cause of ours; None if a traceback would show what is secret in it.
+
+    botocore names an endpoint with its user and password.
+    """
+    texts = map(str, _causes(error))
+    return None if any(redact_of(url, text) != text for text in texts) else error
+
+
 def _answer_error(url: str, cause: BaseException) -> Exception | None:
     """Return the error for an answer of a server that a client's error carries."""
     answer = getattr(cause, "response", None)
