@@ -76,9 +76,9 @@ def test_a_trainer_goes_on_with_the_batches_that_it_had_not_had(tmp_path: Path) 
     assert first + then == whole
 
 
+@pytest.mark.parametrize("when", [{"every_n_epochs": 1}, {"every_n_train_steps": 10}])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_checkpoint_of_an_epochs_end_goes_on_with_the_next_epoch(tmp_path: Path, workers: int) -> None:
-    when = {"every_n_epochs": 1}
+def test_a_checkpoint_of_an_epochs_end_goes_on_with_the_next_epoch(tmp_path: Path, when: Any, workers: int) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     loaders = [DataLoader(Numbers(), 4, shuffle=True, seed=3, num_workers=workers) for _ in "abc"]
     whole = fit(tmp_path / "whole", -1, loaders[0], epochs=3, **when)

@@ -294,6 +294,9 @@ def epoch(batches: Any) -> list[Any]:
 def continued_and_resumed(kind: Any, make: Callable[[], Any], options: Options, cut: Any, *, via: str = "") -> Any:
     """Return two passes of a loop after its state was taken, and two of another loader that got the state.
 
+    Where nothing is left of an epoch, penstock goes on with the next one, and torchdata's pass is empty: the empty pass
+    is left out.
+
     Args:
         kind: of the loaders.
         make: returns the dataset.
@@ -314,7 +317,8 @@ def continued_and_resumed(kind: Any, make: Callable[[], Any], options: Options, 
         epoch(itertools.islice(iterator, count))
     state = copy.deepcopy(one.state_dict())
     first = epoch(one if cut in ("before", "end") else iterator)
-    continued = first, epoch(one)
+    nothing_left = cut not in ("before", "end") and not first
+    continued = (epoch(one) if nothing_left else first), epoch(one)
     del iterator
     torch.manual_seed(2)
     other = loader()
@@ -328,7 +332,10 @@ def continued_and_resumed(kind: Any, make: Callable[[], Any], options: Options, 
         if via != "loaded twice":
             other = loader()
         other.load_state_dict(state)
-    return continued, (epoch(other), epoch(other))
+    resumed = epoch(other), epoch(other)
+    if nothing_left and kind is StatefulDataLoader and not resumed[0]:
+        resumed = resumed[1], epoch(other)
+    return continued, resumed
 
 
 # ── without workers: everything ─────────────────────────────────────────────────────────────────────────────
@@ -357,6 +364,9 @@ def test_an_order_from_torchs_own_random_state_is_resumed_at_every_boundary(orde
     for number, cut in enumerate(CUTS):
         for via in ("", VIAS[1 + number % 3]):
             continued, resumed = continued_and_resumed(DataLoader, Numbers, GLOBAL[order], cut, via=via)
+            if cut == "last":  # the next epoch is drawn from the random state that it finds
+                assert len(resumed[0]) == len(continued[0])
+                continue
             assert resumed[0] == continued[0], (cut, via)
 
 
@@ -429,7 +439,7 @@ def test_workers_resume_at_every_boundary(
     continued, resumed = continued_and_resumed(DataLoader, make, options, cut, via=via)
     # New workers are seeded from torch's own random state, which is another in the second pass.
     is_seeded_anew = data in ("augmented", "stateful iterator") and not persist
-    assert resumed[0] == continued[0]
+    assert resumed[0] == continued[0] or (is_seeded_anew and cut == "last")  # which goes on with the next epoch
     assert is_seeded_anew or resumed[1] == continued[1]
 
 

@@ -47,6 +47,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         ends = _previous_ends(config, runtime) if config.is_iterable else []
         if not ends or ends[0][0] is None:  # the iterator of a stream keeps no state either
             return _begin_simple(config, runtime)
+    is_asked = runtime.is_epoch_set or epoch_of_dataset(config) is not None
     resume, runtime.resume, runtime.loaded = _following_set_epoch(config, runtime), None, None
     if resume is not None and resume.generator is not None and config.generator is not None:
         config.generator.set_state(resume.generator)
@@ -81,6 +82,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         digest=digest,
         keeps_dataset=_keeps_dataset(config),
         is_whole=resume is None or not resume.has_begun,
+        leads_on=resume is not None and not is_asked and _ends_everywhere(config, runtime, resume),
     )
     return runtime.epoch
 
@@ -260,6 +262,16 @@ def _is_over(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume) -> bo
     if config.is_iterable:
         return bool(resume.shards) and all(shard.has_ended for shard in resume.shards)
     return resume.start is not None and is_over(config.index_sampler, runtime.order, resume.start)
+
+
+def _ends_everywhere(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume) -> bool:
+    """Return whether all ranks have nothing left of a pass if this one has nothing."""
+    if config.is_iterable:
+        return config.world_size == 1 or config.is_evened
+    share = runtime.order.share
+    if share.world == 1 or share.uneven != "join" or resume.start is None:
+        return True
+    return not resume.start.leftover and resume.start.position >= len(config.dataset)
 
 
 def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, number: int) -> PassDigest:

@@ -50,7 +50,7 @@ class LoaderIterator(_BaseDataLoaderIter):
 
     _profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
-    _frames_to_loop = 3
+    _frames_to_loop = 4
     """From where a length is warned of to the loop's line, as which torch's warning comes."""
 
     # What programs read of torch's iterator; to set one is an AttributeError.
@@ -154,7 +154,9 @@ class LoaderIterator(_BaseDataLoaderIter):
             if counters.recorder is not None and stepped:
                 counters.recorder.add_step(stepped, began, counters.epochs, self._yielded - 1)
             self._finish()
-            raise
+            if self._yielded or self._epoch.is_whole:
+                raise
+            return self._after_nothing()
         except Exception as error:
             self._fail(error)
             raise
@@ -162,17 +164,9 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._returned_ns = returned = time.perf_counter_ns()
             counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns - counted_ns
             counters.transport_ns += returned - began - counted_ns
-        epoch, yielded = self._epoch, self._yielded
         if counters.recorder is not None:
-            counters.recorder.add_turn(stepped, began, returned, counters.epochs, yielded)
-        if epoch.stream_epoch is not None:
-            self._check_epoch()
-        epoch.consume(self.pipeline.batches.consumed if self._even is None else self._consumed)
-        if not yielded:
-            counters.first_batch_ns = returned - self._began_ns
-        epoch.handed_out = self._yielded = yielded = yielded + 1
-        if self._announced is not None and yielded > self._announced:
-            self._warn_of_length()
+            counters.recorder.add_turn(stepped, began, returned, counters.epochs, self._yielded)
+        self._note_handed_out()
         return batch
 
     def _follow_program(self) -> None:
@@ -195,12 +189,40 @@ class LoaderIterator(_BaseDataLoaderIter):
         elif wanted == epoch.number:
             take_epoch(self._config, runtime, wanted)
 
+    def _after_nothing(self) -> Any:
+        """Return the first batch of the next epoch, after a resumed pass of which nothing was left.
+
+        Raises:
+            StopIteration: the program has asked for this epoch, or other ranks may have some of it left.
+        """
+        if self._epoch.leads_on:
+            self._restart()
+            return next(self)
+        warnings.warn(
+            f"nothing was left of epoch {self._epoch.number} where the state was taken that this loop has resumed, so "
+            "it is empty; the next loop is the next epoch",
+            stacklevel=3,
+        )
+        raise StopIteration
+
     def _restart(self) -> None:
         """Begin the runtime's next pass in the place of this one, of which nothing was handed out."""
         self._shutdown_workers()
         if self._finalizer is not None:
             self._finalizer()
         self.__init__(self._runtime)  # type: ignore[misc]
+
+    def _note_handed_out(self) -> None:
+        """Note the batch that is handed out now."""
+        epoch = self._epoch
+        if epoch.stream_epoch is not None:
+            self._check_epoch()
+        epoch.consume(self.pipeline.batches.consumed if self._even is None else self._consumed)
+        epoch.handed_out = self._yielded = yielded = self._yielded + 1
+        if yielded == 1:
+            self._counters.first_batch_ns = self._returned_ns - self._began_ns
+        if self._announced is not None and yielded > self._announced:
+            self._warn_of_length()
 
     def _next_recorded(self) -> Any:
         with torch.autograd.profiler.record_function(self._profile_name):
@@ -261,14 +283,13 @@ class LoaderIterator(_BaseDataLoaderIter):
 
     def _next_made(self) -> Any:
         pipeline = self.pipeline
-        batches = pipeline.batches
         try:
-            batch = batches.next_batch()
+            batch = pipeline.batches.next_batch()
         except StopIteration:
             self._check_count(len(pipeline.scheduler.consumed_since))
             raise
-        if len(batches.consumed) > 1:
-            self._check_count(len(batches.consumed) - 1)
+        if len(pipeline.batches.consumed) > 1:
+            self._check_count(len(pipeline.batches.consumed) - 1)
         return batch if pipeline.finish_pinning is None else pipeline.finish_pinning(batch)
 
     def _check_count(self, empty: int) -> None:
@@ -362,7 +383,7 @@ class _PersistentIterator(_WorkersIterator):
     threads the older ones are over.
     """
 
-    _frames_to_loop = 4
+    _frames_to_loop = 5
 
     def __init__(self, runtime: LoaderRuntime) -> None:
         self._one_at_a_time = threading.RLock()

@@ -57,3 +57,27 @@ def test_an_epoch_that_is_set_before_the_first_batch_is_this_loops(options: dict
     loader.set_epoch(1)
     assert numbers(batches) == epochs[3][1:]
     assert numbers(loader) == epochs[1]
+
+
+def test_a_state_at_the_last_batch_goes_on_with_the_next_epoch(options: dict[str, Any]) -> None:
+    first, again = loader_of(options), loader_of(options)
+    batches = iter(first)
+    for _ in range(10):
+        next(batches)
+    state = first.state_dict()
+    assert list(batches) == []
+    again.load_state_dict(state)
+    assert [numbers(again) for _ in range(2)] == [numbers(first) for _ in range(2)]
+
+
+def test_a_resumed_epoch_of_which_nothing_is_left_is_empty_if_it_was_asked_for(options: dict[str, Any]) -> None:
+    first, again = loader_of(options), loader_of(options)
+    batches = iter(first)
+    for _ in range(10):
+        next(batches)
+    again.load_state_dict(first.state_dict())
+    again.set_epoch(0)
+    with pytest.warns(UserWarning, match="nothing was left of epoch 0"):
+        assert numbers(again) == []
+    list(batches)
+    assert numbers(again) == numbers(first)

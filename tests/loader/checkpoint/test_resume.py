@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from one_rank import be_rank
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
@@ -149,7 +149,7 @@ def test_what_had_not_been_handed_out_comes_in_the_same_order(
     following = numbers(one) if kind in ("generator", "seed") else None
     other = loader(resumed, 2)
     other.load_state_dict(state)
-    if first and not state["finished"]:
+    if first and rest and not state["finished"]:  # after the last batch comes the next epoch
         assert numbers(other) == rest
         if following is not None:  # the next epoch is what it would have been, too
             assert numbers(other) == following
@@ -168,7 +168,8 @@ def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(
 ) -> None:
     dataset = Numbers(count)
     one = DataLoader(dataset, batch_size, shuffle=True, num_workers=saved, in_order=False)
-    first, state, _ = cut(one, data.draw(st.integers(1, len(one))))
+    first, state, left = cut(one, data.draw(st.integers(1, len(one))))
+    assume(left)  # after the last batch comes the next epoch
     other = DataLoader(
         dataset,
         batch_size,
@@ -182,7 +183,7 @@ def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(
     assert sorted(first + again + rest) == list(range(count))
     third = DataLoader(dataset, batch_size, shuffle=True, in_order=False)
     third.load_state_dict(late)
-    if not late["finished"] and len(first) < count:
+    if not late["finished"] and rest:
         assert sorted(first + again + numbers(third)) == list(range(count))
 
 
@@ -211,7 +212,7 @@ def test_a_shard_that_has_ended_still_has_the_batches_that_wait_to_be_handed_out
         first += batch.tolist()
         other = DataLoader(Gated(24), 2, in_order=False)
         other.load_state_dict(loader.state_dict())
-        assert sorted(first + numbers(other)) == list(range(24))
+        assert sorted(first + numbers(other) if len(first) < 24 else first) == list(range(24))
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -341,6 +342,7 @@ def test_any_number_of_ranks_goes_on_in_the_same_global_order(
         size = global_batch // world
         return [of_rank(monkeypatch, rank, world, Numbers(count), size, **how) for rank in range(world)]
 
+    warnings.filterwarnings("ignore", "nothing was left of epoch")  # on a rank, while others have some left
     steps = [sorted(batch.tolist()) for batch in loaders(1)[0]]
     seen: list[list[int]] = []
     state: dict[str, Any] | None = None
@@ -565,7 +567,8 @@ def test_an_epoch_that_is_set_after_a_state_at_the_end_of_another_begins(how: di
     other = made()
     other.load_state_dict(state)
     other.set_epoch(0)
-    assert list(other) == []
+    with pytest.warns(UserWarning, match="nothing was left of epoch 0"):
+        assert list(other) == []
 
 
 def test_an_epoch_that_is_set_after_a_state_in_the_middle_of_another_is_not_begun_silently() -> None:
@@ -919,13 +922,14 @@ def test_what_a_dataset_remembers_of_earlier_epochs_goes_on(how: dict[str, Any],
     iterator = iter(one)
     first = [*itertools.islice(iterator, steps)]
     state = copy.deepcopy(one.state_dict())
-    following = (numbers(iterator) if steps is not None else numbers(one)), numbers(one)
+    rest = numbers(iterator) if steps is not None else []
+    following = rest or numbers(one), numbers(one)  # where nothing is left, the next epoch comes
     for _ in range(2):  # the second goes on with the state of the first before it has handed out anything
         other = loader()
         other.load_state_dict(state)
         state = other.state_dict()
     assert (numbers(other), numbers(other)) == following
-    assert steps is None or sorted([*numbers(first), *following[0]]) == list(range(24))
+    assert steps is None or sorted([*numbers(first), *rest]) == list(range(24))
 
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 1, "worker_type": "thread"}, {"num_workers": 2}])
@@ -972,7 +976,7 @@ def test_a_sampler_whose_state_is_only_its_epoch_goes_on_in_its_middle(steps: in
     list(one)
     _, state, rest = cut(one, steps)
     other.load_state_dict(state)
-    assert numbers(other) == rest
+    assert not rest or numbers(other) == rest
     assert numbers(other) == numbers(one)
 
 
@@ -1020,7 +1024,7 @@ def test_looking_at_a_dataset_never_fails_and_never_makes_a_sample() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_after_the_last_batch_nothing_is_left_of_the_epoch_though_the_sampler_is_in_the_next(workers: int) -> None:
+def test_after_the_last_batch_the_next_epoch_comes_once_though_the_sampler_is_in_it_already(workers: int) -> None:
     class Pairs(Sampler[list[int]]):
         """Moves on with its last batch."""
 
@@ -1048,8 +1052,9 @@ def test_after_the_last_batch_nothing_is_left_of_the_epoch_though_the_sampler_is
     for _ in range(4):
         next(iterator)
     other.load_state_dict(one.state_dict())
-    assert numbers(other) == numbers(iterator) == []
-    assert numbers(other) == numbers(one)
+    assert numbers(iterator) == []
+    for _ in range(2):
+        assert numbers(other) == numbers(one)
 
 
 def test_threads_go_on_where_threads_have_stopped() -> None:
@@ -1118,7 +1123,7 @@ def test_a_sampler_that_tells_no_state_at_its_end_resumes_there_again_and_again(
         other.load_state_dict(state)
         iterator = iter(other)
         state = other.state_dict()
-        assert list(iterator) == []
+        assert numbers(iterator) == list(range(10))
 
 
 class Drawn(IterableDataset[float]):
@@ -1223,7 +1228,7 @@ def test_a_distributed_checkpoint_resumes_in_a_fresh_loader(tmp_path: Any, batch
     other = loader()
     torch.manual_seed(2)
     dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
-    assert numbers(other) == expected
+    assert numbers(other) == expected or (batches == 3 and not expected)  # the next epoch, drawn by another seed
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_every_record_comes_once_over_changing_ranks_and_workers(
     every: int,
     data: st.DataObject,
 ) -> None:
+    warnings.filterwarnings("ignore", "nothing was left of epoch")  # on a rank, while others have some left
     seen: list[int] = []
     states: list[dict[str, Any]] = []
     for last, (world, workers) in enumerate(worlds, 1 - len(worlds)):
@@ -76,7 +78,7 @@ def test_every_record_comes_once_over_changing_ranks_and_workers(
             taken.append(loader.state_dict())
             del iterator
         states = taken
-        if all(state["finished"] for state in states):
+        if len(seen) == 50 or all(state["finished"] for state in states):
             break
     assert sorted(seen) == list(range(50)) or any(state["finished"] for state in states)
     assert len(set(seen)) == len(seen)
@@ -102,7 +104,8 @@ def test_a_rank_whose_epoch_has_ended_does_not_go_ahead_of_the_others_when_it_re
         other = loader(rank)
         (own,) = states_for_rank(states, is_iterable=True, share=(rank, 2), is_shared=False)
         other.load_state_dict(packed(own))
-        assert numbers(other) == rest[rank] == []
+        with pytest.warns(UserWarning, match="nothing was left of epoch 0"):
+            assert numbers(other) == rest[rank] == []
         epoch += numbers(other)
         assert other.state_dict()["epoch"] == 1
     assert sorted(epoch) == list(range(13))
@@ -124,7 +127,7 @@ def test_workers_that_persist_begin_the_epoch_after_one_of_which_nothing_was_lef
         other = DataLoader(dataset, 2, num_workers=1, persistent_workers=True)
         other.load_state_dict(one.state_dict())
         passes = [[batch["x"] if isinstance(batch, dict) else batch for batch in other] for _ in range(3)]
-        assert [torch.cat([torch.empty(0), *batches]).tolist() for batches in passes] == [[], whole, whole]
+        assert [torch.cat([torch.empty(0), *batches]).tolist() for batches in passes] == [whole] * 3
 
 
 def test_the_same_consumers_go_on_in_the_same_order(shards: list[str]) -> None:
@@ -245,6 +248,7 @@ def test_a_rank_for_which_nothing_is_left_ends_at_once(monkeypatch: pytest.Monke
     one = DataLoader(penstock.open(shards), 2, num_workers=1)
     iterator = iter(one)
     first = numbers([next(iterator) for _ in range(24)])
-    rest = on_three_ranks(monkeypatch, shards, one.state_dict())
+    with pytest.warns(UserWarning, match="nothing was left of epoch 0"):
+        rest = on_three_ranks(monkeypatch, shards, one.state_dict())
     assert sorted(map(len, rest)) == [0, 1, 1]
     assert sorted([*first, *rest[0], *rest[1], *rest[2]]) == list(range(50))

@@ -44,6 +44,8 @@ class EpochState:
     """Whether the next pass reads the same dataset object, with what it remembers, and not a new worker's copy."""
     is_whole: bool = True
     """Whether it begins with the epoch."""
+    leads_on: bool = False
+    """Whether the next epoch is to come if nothing is left of this one."""
     finished: bool = False
     handed_out: int = 0
     """Batches of this pass."""
