@@ -20,13 +20,12 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
-from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start, is_over
+from penstock.loader.sampling.batch_cursor import BatchCursor, is_over
 from penstock.loader.sampling.index_digest import UNKNOWN, DigestLog, PassDigest
-from penstock.loader.sampling.orders import drawn_from, order_for, plain_batches, seed_drawn_from
+from penstock.loader.sampling.orders import drawn_from, order_for
 from penstock.loader.sampling.rank_sampler import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
 from penstock.loader.sampling.unknown_order import UnknownOrder
-from penstock.loader.workers.sample_fetcher import restore_end
 from penstock.loader.workers.sample_seed import derive_seed
 from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.stream_shard import StreamShard
@@ -44,15 +43,16 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     fingerprint_of(config, runtime)
     runtime.owner = None
     if config.is_simple and runtime.resume is None and not is_stateful(config.dataset):
-        ends = _previous_ends(config, runtime) if config.is_iterable else []
-        if not ends or ends[0][0] is None:  # the iterator of a stream keeps no state either
-            return _begin_simple(config, runtime)
+        return _begin_simple(config, runtime)
     is_asked = runtime.is_epoch_set or epoch_of_dataset(config) is not None
     resume, runtime.resume, runtime.loaded = _following_set_epoch(config, runtime), None, None
     if resume is not None and resume.generator is not None and config.generator is not None:
         config.generator.set_state(resume.generator)
     ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
-    before_end = _restore_before_draws(config, ends) if config.num_workers == 0 and len(ends) == 1 else None
+    if config.keeps_state and config.num_workers == 0 and resume is not None:
+        for end in resume.ends:  # first: it may be what seeds are drawn from
+            config.dataset.load_state_dict(end)
+        ends = [(end, False) for end in resume.ends]
     if resume is None:
         _repeat_if_left(config, runtime)
     number = _epoch_number(config, runtime, resume)
@@ -63,8 +63,6 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     shards, turn = _shards(config, resume, epoch_seed, ends)
     if stream_epoch is not None:
         shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
-    if before_end is not None:
-        shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
     runtime.epoch = EpochState(
         number=number,
@@ -146,46 +144,14 @@ def _following_set_epoch(config: LoaderConfig, runtime: LoaderRuntime) -> Resume
     return resume
 
 
-def foresee_pass(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
-    """Return what the next pass would draw from torch's random state if it began now, as plain values.
-
-    A state that is taken between two passes has this, so that the loader that resumes has the pass that would have
-    come. Nothing is drawn: a program must not notice that its state was asked for.
-    """
-    now = torch.get_rng_state()
-    base_seed, first = None, now
-    is_seeded = config.persistent_workers and runtime.epoch is not None
-    is_lazy = plain_batches(config.index_sampler) is not None
-    is_made_twice = config.num_workers > 0 and not is_seeded and isinstance(runtime.order, UnknownOrder)
-    if is_made_twice and not is_lazy and runtime.order.foresee(now, now) is not None:
-        # The iterator that torch drops may draw from the same random state, nobody knows how much.
-        return {"is_seeded": False, "base_seed": None, "start": None}
-    if config.generator is None and not is_seeded:
-        base_seed, first = seed_drawn_from(now)
-    begin = first if is_lazy else now
-    start = None if config.is_iterable else foreseen_start(runtime.order, begin, first).as_dict()
-    return {"is_seeded": is_seeded, "base_seed": base_seed, "start": start}
+def next_pass(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
+    """Return what the next pass would be drawn from if it began now, as plain values."""
+    return {"is_seeded": config.persistent_workers and runtime.epoch is not None, "random": torch.get_rng_state()}
 
 
 def _keeps_dataset(config: LoaderConfig) -> bool:
     """Return whether the next pass reads the same dataset object, and not a new worker's copy."""
     return config.num_workers == 0 or config.persistent_workers or config.worker_type == "thread"
-
-
-def _restore_before_draws(config: LoaderConfig, ends: list[tuple[Any, bool]]) -> Any:
-    """Restore the end of the pass before in this process; a dataset's own state may be what seeds are drawn from.
-
-    Returns:
-        What `restore_end` returns, for an iterable dataset.
-    """
-    [(end, is_restored)] = ends
-    if end is None or not is_restored:
-        return None
-    if config.is_iterable:
-        return restore_end(config.dataset, end)
-    if config.keeps_state:
-        config.dataset.load_state_dict(end)
-    return None
 
 
 def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFingerprint:
@@ -308,6 +274,30 @@ def _draw(
     base_seed: int | None,
     digest: PassDigest,
 ) -> tuple[BatchCursor | None, tuple[int, int]]:
+    """Return the batches of indices and the seeds.
+
+    After a state before the first index they are drawn from torch's random state of then. The program's own stays as it
+    is, unless that is the same.
+    """
+    random = resume.random if resume is not None else None
+    if random is None or torch.equal(random, torch.get_rng_state()):
+        return _draw_now(config, runtime, resume, number, base_seed, digest)
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(random)
+        cursor, seeds = _draw_now(config, runtime, resume, number, base_seed, digest)
+        if cursor is not None:
+            cursor.draw_first()
+    return cursor, seeds
+
+
+def _draw_now(
+    config: LoaderConfig,
+    runtime: LoaderRuntime,
+    resume: Resume | None,
+    number: int,
+    base_seed: int | None,
+    digest: PassDigest,
+) -> tuple[BatchCursor | None, tuple[int, int]]:
     """Make the sampler's iterator and draw the seeds, in torch's order: both may use one generator."""
     if config.is_iterable:
         return None, _seeds(config, resume, number, base_seed)
@@ -331,8 +321,6 @@ def _seeds(config: LoaderConfig, resume: Resume | None, number: int, base_seed: 
     if base_seed is None:
         # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=config.generator).item())
-        if resume is not None and resume.base_seed is not None:
-            base_seed = resume.base_seed
     return base_seed, derive_seed(base_seed if config.seed is None else config.seed, number)
 
 
@@ -417,7 +405,7 @@ def _shards(
             epoch_seed=epoch_seed,
             state=None if config.is_iterable else end,
             end=end if config.is_iterable else None,
-            is_restored=is_restored and workers > 0,  # without workers, `_restore_before_draws` has done it
+            is_restored=is_restored,
         )
         for number, (end, is_restored) in enumerate(ends)
     ), 0

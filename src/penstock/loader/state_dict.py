@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
-from penstock.loader.begin_epoch import epoch_of_dataset, fingerprint_of, foresee_pass
+from penstock.loader.begin_epoch import epoch_of_dataset, fingerprint_of, next_pass
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.numpy_values import with_numpy, without_numpy
 from penstock.loader.checkpoint.rank_states import RankStates, one_of_each_share, states_for_rank
@@ -41,7 +41,7 @@ def state_dict_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any
         **(epoch.as_dict() if epoch is not None else _not_begun(config, runtime)),
     }
     if epoch is None or epoch.finished:
-        state["next"] = foresee_pass(config, runtime)
+        state["next"] = next_pass(config, runtime)
     return packed(state | {name: without_numpy(state[name]) for name in _OTHERS if name in state})
 
 

@@ -440,6 +440,51 @@ def test_a_sampler_that_keeps_a_state_is_asked_for_it(every: int, workers: int) 
     assert sampler.asked <= 30 + 4 * (every - 1)
 
 
+class Turns(Sampler[list[int]]):
+    """Counts its batches and its epochs, and is in the next one as soon as it is asked for more than it has."""
+
+    def __init__(self, *, has_length: bool) -> None:
+        self.at = self.epoch = 0
+        self.has_length = has_length
+
+    def __len__(self) -> int:
+        if not self.has_length:
+            raise NotImplementedError
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while self.at < 5:
+            self.at += 1
+            yield [self.at + 10 * self.epoch, self.at]
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+@pytest.mark.parametrize("has_length", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_sampler_with_a_state_gives_each_batch_once(workers: int, has_length: bool, every: int) -> None:
+    def loader() -> DataLoader[Any]:
+        sampler = Turns(has_length=has_length)
+        return DataLoader(Numbers(100), batch_sampler=sampler, num_workers=workers, snapshot_every_n_steps=every)
+
+    one = loader()
+    list(one)
+    iterator = iter(one)
+    for batches in range(1, 6):
+        next(iterator)
+        other = loader()
+        other.load_state_dict(copy.deepcopy(one.state_dict()))
+        left = [number + 10 for number in range(batches + 1, 6)] or [21, 22, 23, 24, 25]
+        assert numbers(other)[::2] == left
+        assert numbers(other)[0] == (31 if batches == 5 else 21)
+
+
 class Pairs(Sampler[list[int]]):
     """Draws its batches from torch's random state when it is first asked for one."""
 
@@ -930,6 +975,33 @@ def test_what_a_dataset_remembers_of_earlier_epochs_goes_on(how: dict[str, Any],
         state = other.state_dict()
     assert (numbers(other), numbers(other)) == following
     assert steps is None or sorted([*numbers(first), *rest]) == list(range(24))
+
+
+class Kept(IterableDataset[int]):
+    """Forgets its last pass only when it is asked for a sample of the next."""
+
+    at = first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, 0
+        for self.at in range(first + 1, 9):
+            yield self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["at"]
+
+
+@pytest.mark.parametrize("batches", [None, 3])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_has_given_nothing_yet_begins_its_pass(workers: int, batches: int | None) -> None:
+    one, other = (DataLoader(Kept(), 2, num_workers=workers) for _ in range(2))
+    numbers(itertools.islice(iter(one), batches))
+    iterator = iter(one)
+    other.load_state_dict(one.state_dict())
+    assert numbers(other) == numbers(iterator) == list(range(1, 9))
 
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 1, "worker_type": "thread"}, {"num_workers": 2}])

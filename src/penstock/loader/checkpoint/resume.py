@@ -27,14 +27,16 @@ class Resume:
     """Whether the pass was begun before the state was taken."""
     generator: torch.Tensor | None = None
     start: PassStart | None = None
-    """Of a map-style dataset; None where its order is not known."""
+    """Of a map-style dataset's pass that was begun."""
     shards: tuple[StreamShard, ...] = ()
     """Of a pass that was begun, where there are shards; see `StreamShard`."""
     turn: int = 0
     """The shard whose batch comes first."""
     seed: int = 0
     base_seed: int | None = None
-    """Of the workers' random states; None where it is to be drawn."""
+    """Of the workers' random states, of a pass that was begun."""
+    random: torch.Tensor | None = None
+    """Torch's random state, from which the pass is drawn; None where it was drawn before the state was taken."""
     workers_seed: int | None = None
     """That of the pass before, where its workers persist."""
     sampler: dict[str, Any] | None = None
@@ -89,14 +91,13 @@ def resume_from(
     start = pass_start_after([CursorState.of(state["indices"]) for state in states], order)
     if _own_datasets(own, world=world, rank=rank, workers=workers):
         begun |= {"shards": tuple(shard_from(shard) for shard in own["shards"]), "turn": own["turn"]}
-    return Resume(**begun, start=start, sampler=own.get("sampler"))
+    return Resume(**begun, start=start, random=start.random, sampler=own.get("sampler"))
 
 
 def _not_begun(
     one: SavedState, own: SavedState, *, order: Order | None, world: int, rank: int, stream: Any, workers: int
 ) -> Resume:
     """Return the beginning of the pass after one that had ended, or of the first."""
-    foreseen = own["next"]
     if order is not None:
         ends = _own_datasets(own, world=world, rank=rank, workers=workers)
     else:
@@ -105,11 +106,10 @@ def _not_begun(
     return Resume(
         epoch=one["epoch"] + one["finished"],
         generator=one["generator"],
-        start=None if foreseen["start"] is None else PassStart(**foreseen["start"]),
+        random=own["next"]["random"],
         sampler=own.get("sampler"),
         ends=ends,
-        base_seed=foreseen["base_seed"],
-        workers_seed=own["base_seed"] if foreseen["is_seeded"] else None,
+        workers_seed=own["base_seed"] if own["next"]["is_seeded"] else None,
     )
 
 

@@ -15,7 +15,7 @@
     shards              iterable datasets: the position of each shard, or the state of its dataset at the end;
                         map-style ones that keep a state: that of each worker
     digest              of what has been handed out in this epoch, on this rank; see `PassDigest.state`
-    next                between epochs: what the next one would draw from torch's random state; see `foresee_pass`
+    next                between epochs: torch's random state, from which the next one is drawn; see `next_pass`
 
 A state consists of numbers, text, lists, dicts and small tensors, and does not grow with the position. It has the same
 names at every position: `torch.distributed.checkpoint` loads those that a fresh loader's state has. It looks into
@@ -37,7 +37,7 @@ from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.rank_states import RankStates
 from penstock.loader.sampling.order import Order
 
-VERSION = 7
+VERSION = 8
 
 _HEAD = ("version", "epoch", "finished", "rank", "world")
 

@@ -23,10 +23,9 @@ from penstock.core.errors import StateError
 from penstock.loader.sampling.index_batches import index_batches
 from penstock.loader.sampling.index_digest import PassDigest, index_words
 from penstock.loader.sampling.indexed_order import WhatIsLeft, batches, blocks_of_rank, numbers
-from penstock.loader.sampling.order import Order, OrderState
+from penstock.loader.sampling.order import Order, OrderState, with_first_drawn
 from penstock.loader.sampling.orders import plain_batches
 from penstock.loader.sampling.sharding import Share
-from penstock.loader.sampling.unknown_order import is_same_state
 
 _TIDY_EVERY = 64
 
@@ -39,12 +38,12 @@ class PassStart:
     leftover: list[Any] = field(default_factory=list)
     order_state: OrderState | None = None
     """How the order was drawn; None while it is still to be drawn."""
-    is_foreseen: bool = False
-    """Whether no index was drawn yet, and `order_state` is how the order would have been drawn then."""
+    random: torch.Tensor | None = None
+    """Torch's random state from which it is to be drawn, where a state was taken before that."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for a checkpoint."""
-        return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "is_foreseen")}
+        return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "random")}
 
 
 _FROM_THE_START = PassStart()
@@ -133,6 +132,8 @@ class BatchCursor(Iterator[Any]):
         """The batch of indices that was yielded last, as integers of 4 or 8 bytes; empty if they are something else."""
         self._number = 0
         self._drawn = 0
+        self._has_ended = False
+        """Whether the sampler has been asked for more than it has: its own state may be the next epoch's since."""
         self._used = 0
         before = digest.state() if digest is not None else None
         self._expected = before[-1] if before else None
@@ -141,8 +142,6 @@ class BatchCursor(Iterator[Any]):
         """How many of this pass's indices are in that digest already."""
         if self._start.order_state is None:
             self._batches = self._fresh(sampler)
-        elif self._start.is_foreseen:
-            self._batches = self._foreseen(sampler, self._start.order_state)
         else:
             self._batches = self._resumed(self._start.order_state)
 
@@ -150,7 +149,11 @@ class BatchCursor(Iterator[Any]):
         if self._notes_first:
             self._notes_first = False
             self._order.note_state()
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._has_ended = True
+            raise
         self._out[self._number] = batch
         if not self._is_known and self._digest is not None:
             words = index_words(batch)
@@ -170,8 +173,16 @@ class BatchCursor(Iterator[Any]):
 
         Called before the first batch.
         """
-        self._draws_tensors = self._makes_batches and self._start.order_state is None
+        is_fresh = self._start.order_state is None and self._start.random is None
+        self._draws_tensors = self._makes_batches and is_fresh
         return self._draws_tensors
+
+    def draw_first(self) -> None:
+        """Draw what the first index is drawn from, and not when it is asked for."""
+        if self._notes_first:
+            self._notes_first = False
+            self._order.note_state()
+        self._batches = with_first_drawn(self._batches)
 
     def consume(self, numbers: Iterable[int]) -> None:
         """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
@@ -193,7 +204,7 @@ class BatchCursor(Iterator[Any]):
     @property
     def has_drawn(self) -> bool:
         """Whether the order of this epoch exists."""
-        return self._drawn > 0 or (self._start.order_state is not None and not self._start.is_foreseen)
+        return self._drawn > 0 or self._start.order_state is not None
 
     def state(self) -> CursorState:
         """Return how much has been taken until now."""
@@ -211,18 +222,18 @@ class BatchCursor(Iterator[Any]):
         )
 
     def _start_after(self, taken: int) -> PassStart:
-        """Return the start, with how its order was drawn, or would be if that were done now."""
+        """Return the start, with how its order was drawn, or what it is drawn from."""
         start = self._start
-        if start.order_state is not None and (start.is_foreseen or "at" not in start.order_state):
+        if start.order_state is not None and "at" not in start.order_state:
             return start
-        if self.has_drawn:
-            drawn_how = self._order.capture(self._place(taken), self._place(self._drawn))
-            start = replace(start, order_state=drawn_how)
-            if "at" not in drawn_how:
+        if self.has_drawn or (self._cut is None and not self._is_known):  # such a sampler's iterator has been made
+            is_all = self._has_ended
+            drawn_how = self._order.capture(self._place(taken), None if is_all else self._place(self._drawn))
+            start = replace(start, order_state=drawn_how, random=None)
+            if self.has_drawn and "at" not in drawn_how:
                 self._start = start  # it does not depend on how much was taken
             return start
-        now = torch.get_rng_state()
-        return foreseen_start(self._order, None if self._cut is None else now, now)
+        return start if start.random is not None else replace(start, random=torch.get_rng_state())
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -259,16 +270,6 @@ class BatchCursor(Iterator[Any]):
         else:
             yield from index_batches(sampler, as_tensors=self._draws_tensors)
 
-    def _foreseen(self, sampler: Any, order_state: OrderState) -> Iterator[Any]:
-        """Yield the epoch that a state before its first index has foreseen.
-
-        A program that restores torch's random state as well draws it as the interrupted one would have, so that the
-        random state is the same after that.
-        """
-        now = torch.get_rng_state()
-        is_same = is_same_state(self._order.foresee(now, now), order_state)
-        yield from self._fresh(sampler) if is_same else self._resumed(order_state)
-
     def _resumed(self, order_state: OrderState) -> Iterator[Any]:
         start, share = self._start, self._order.share
         order = self._order.indexed(order_state)
@@ -301,12 +302,6 @@ def _plain(index: Any) -> Any:
         return operator.index(index)
     except TypeError:
         return index
-
-
-def foreseen_start(order: Order, begin: torch.Tensor | None, first: torch.Tensor) -> PassStart:
-    """Return the start of an epoch of which no index was drawn; for the arguments see `Order.foresee`."""
-    foreseen = order.foresee(begin, first)
-    return PassStart(order_state=foreseen, is_foreseen=foreseen is not None and "at" not in foreseen)
 
 
 def is_over(sampler: Any, order: Order, start: PassStart) -> bool:
@@ -350,7 +345,7 @@ def pass_start_after(states: Sequence[CursorState], order: Order | None) -> Pass
 
 def _after(one: CursorState) -> PassStart:
     start = one.start
-    if start.order_state is None or (start.is_foreseen and not one.taken):
+    if start.order_state is None:
         return start
     done = one.taken * one.world
     left_over = [*one.pending, *start.leftover[done:]]

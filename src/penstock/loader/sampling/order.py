@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-import torch
-
 from penstock.loader.sampling.indexed_order import IndexedOrder
 from penstock.loader.sampling.sharding import Share
 
@@ -19,8 +17,7 @@ class Order(Protocol):
     """One kind of sampler, during an epoch. All methods are called by the thread that iterates.
 
     In an epoch: `begin`, `note_state` before the first index, `note_drawn` after each batch, `capture` and `end_state`
-    for a checkpoint at any time, `foresee` for one before the first index. To resume: `replay` in the place of `begin`,
-    or `begin_after` before it.
+    for a checkpoint at any time. To resume: `replay` in the place of `begin`, or `begin_after` before it.
     """
 
     share: Share
@@ -43,16 +40,10 @@ class Order(Protocol):
         """Record that `count` indices of this epoch have been drawn in total."""
         ...
 
-    def capture(self, taken: int, drawn: int) -> OrderState:
-        """Return what `replay` needs when `taken` of the `drawn` indices of this epoch have been handed out."""
-        ...
+    def capture(self, taken: int, drawn: int | None) -> OrderState:
+        """Return what `replay` needs when `taken` of the `drawn` indices of this epoch have been handed out.
 
-    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
-        """Return what `replay` needs if the epoch is drawn from torch's own random state; None if it is not.
-
-        Args:
-            begin: the random state with which the sampler's iterator will be made; None if it has been made.
-            first: the random state with which its first index will be drawn.
+        `drawn` is None after the sampler has said that there are no more.
         """
         ...
 

@@ -63,16 +63,12 @@ class SequentialOrder:
     def note_drawn(self, count: int) -> None:
         """The order does not depend on it."""
 
-    def capture(self, taken: int, drawn: int) -> OrderState:
+    def capture(self, taken: int, drawn: int | None) -> OrderState:
         """Return nothing."""
         return {}
 
     def forget(self, taken: int) -> None:
         """There is nothing to forget."""
-
-    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
-        """Return None: the order does not depend on it."""
-        return None
 
     def indexed(self, state: OrderState) -> IndexedOrder | None:
         """Return all of them."""
@@ -112,15 +108,14 @@ class RandomOrder(SequentialOrder):
         self._state = {} if generator is None else {"generator": generator.get_state()}
         self._before = torch.get_rng_state() if generator is None else None
 
-    def capture(self, taken: int, drawn: int) -> OrderState:
+    def capture(self, taken: int, drawn: int | None) -> OrderState:
         """Return the seed that the sampler has drawn for itself, or the state of the generator it was given."""
         if self._before is not None:
-            self._state, self._before = {"seed": seed_drawn_from(self._before)[0]}, None
+            generator = torch.Generator()
+            generator.set_state(self._before)
+            self._state = {"seed": int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())}
+            self._before = None
         return {**self._state}
-
-    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
-        """Return the seed that the sampler will draw, if it has no generator."""
-        return {"seed": seed_drawn_from(first)[0]} if self._random.generator is None else None
 
     def indexed(self, state: OrderState) -> IndexedOrder | None:
         """Return the permutation; None where the sampler draws with replacement, or from a generator of its own."""
@@ -171,7 +166,7 @@ class DistributedOrder(SequentialOrder):
         is_computed = isinstance(order, RankSampler) and order.is_computed
         return {"seed": order.seed, "shuffle": order.shuffle, "runs": self._runs is not None, "computed": is_computed}
 
-    def capture(self, taken: int, drawn: int) -> OrderState:
+    def capture(self, taken: int, drawn: int | None) -> OrderState:
         """Return the seed and the epoch, and what an order by runs was made for."""
         state: OrderState = {"seed": self._ranks.seed, "epoch": self._ranks.epoch}
         return state if self._runs is None else {**state, "runs": self._runs.purpose}
@@ -192,7 +187,7 @@ class ChunkShuffleOrder(SequentialOrder):
     def indexed(self, state: OrderState) -> None:
         """Return None: its position is kept by `replay`."""
 
-    def capture(self, taken: int, drawn: int) -> OrderState:
+    def capture(self, taken: int, drawn: int | None) -> OrderState:
         """Return the seed and the epoch that were drawn, and the batches and shards that the order was made for."""
         seed, epoch = self._runs.as_drawn()
         return {**self._runs.next_pass(), "seed": seed, "epoch": epoch, "runs": self._runs.purpose}
@@ -247,10 +242,3 @@ def plain_batches(sampler: Any) -> tuple[Any, int, bool] | None:
 def has_lazy_iterator(sampler: Any) -> bool:
     """Return whether it changes nothing to ask a sampler for an iterator of which nothing is taken."""
     return type(sampler) is BatchSampler or inspect.isgeneratorfunction(type(sampler).__iter__)
-
-
-def seed_drawn_from(random_state: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the seed that torch's samplers and loaders draw from a random state, and the state after that."""
-    generator = torch.Generator()
-    generator.set_state(random_state)
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item()), generator.get_state()

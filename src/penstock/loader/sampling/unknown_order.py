@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -122,10 +122,10 @@ class UnknownOrder:
         if not tells_nothing and not is_same_state(state, self._first):
             self._states.append((at, state))
 
-    def capture(self, taken: int, drawn: int) -> OrderState:
+    def capture(self, taken: int, drawn: int | None) -> OrderState:
         """Return the last state from which nothing is missing and when it was taken; or else what was noted."""
         if not self._states:
-            return self._noted
+            return {"first": torch.get_rng_state(), **self._noted}
         if taken == drawn and self._states[-1][0] < drawn:
             self._keep_state(drawn, self._now())
         self.forget(taken)
@@ -136,16 +136,6 @@ class UnknownOrder:
         """Forget the states before the last one from which nothing is missing."""
         while len(self._states) > 1 and self._states[1][0] <= taken:
             self._states.popleft()
-
-    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
-        """Return what the sampler's iterator was made from, or torch's random states if it will draw from these."""
-        if isinstance(self._sampler, Sequence):
-            return None
-        if begin is None:
-            return self.capture(0, 0) if self._states else {**self._noted, "first": first}
-        if is_stateful(self._sampler) or self._generator() is not None:
-            return None
-        return {"begin": begin, "first": first}  # its epoch is in `end_state`, and a program may then set another
 
     def indexed(self, state: OrderState) -> None:
         """Return None: nobody knows what comes at a place."""

@@ -115,8 +115,8 @@ class InlineScheduler:
         """Return a shard of an iterable dataset as it is now."""
         fetcher = self._shards.fetcher(position)
         self._shards.deactivate()
-        # What has not given a sample since its state was loaded may not have looked at that yet.
-        if fetcher is None or (shard.state is not None and not self._has_given(fetcher, shard)):
+        # What has given no sample of this pass may tell the end of the last one, or not have looked at its state yet.
+        if fetcher is None or not self._has_given(fetcher, shard):
             return shard
         if shard.has_ended or fetcher.samples.has_ended:
             end = fetcher.samples.end_state()
@@ -127,8 +127,9 @@ class InlineScheduler:
 
     def _has_given(self, fetcher: BatchFetcher, shard: StreamShard) -> bool:
         if not self._worker_spec.iterable:
-            return self._number >= 0
-        return fetcher.samples.has_ended or fetcher.samples.position != shard.state[2]
+            return self._number >= 0 or shard.state is None
+        begun_at = 0 if shard.state is None else shard.state[2]
+        return fetcher.samples.has_ended or fetcher.samples.position != begun_at
 
     @staticmethod
     def close() -> None:

@@ -59,7 +59,7 @@ class SampleFetcher:
 
     # ── the stream of an iterable dataset ───────────────────────────────────────────────────────────────────
 
-    def restart(self, shard: str, state: Any = None, end: Any = None, before_end: Any = None) -> None:
+    def restart(self, shard: str, state: Any = None, end: Any = None) -> None:
         """Begin a new epoch of an iterable dataset: a new iterator.
 
         Args:
@@ -67,14 +67,14 @@ class SampleFetcher:
             state: continue where `stream_state` has returned this.
             end: begin after a pass at whose end `end_state` has returned this. A dataset that then has nothing more
                 to give starts over, as it would have in the process that had reached the end.
-            before_end: what `restore_end` has returned, where an end was restored already.
         """
         dataset_state, iterator_state, self.position = state or (None, None, 0)
-        self._state_before_end = before_end
+        self._state_before_end = None
         if dataset_state is not None:
             self._dataset.load_state_dict(dataset_state)
         elif state is None and end is not None:
-            self._state_before_end = restore_end(self._dataset, end)
+            self._state_before_end = copy.deepcopy(self._dataset.state_dict())
+            self._dataset.load_state_dict(end)
         self._stream = iter(self._dataset)
         if iterator_state is not None:
             self._stream.load_state_dict(iterator_state)  # type: ignore[attr-defined]
@@ -100,14 +100,9 @@ class SampleFetcher:
         return dataset_state, iterator_state, self.position
 
     def end_state(self) -> Any:
-        """Return the states of the iterable dataset and its iterator at the end of a pass, or None if there is none."""
-        dataset, stream = self._dataset, self._stream
+        """Return the state of the iterable dataset at the end of a pass, or None if it keeps none."""
         with contextlib.suppress(Exception):  # it may have closed what it reports on; the pass has ended well
-            dataset_state = dataset.state_dict() if is_stateful(dataset) else None
-            is_own = stream is not dataset and is_stateful(stream)
-            iterator_state = stream.state_dict() if is_own else None  # type: ignore[attr-defined]
-            if dataset_state is not None or iterator_state is not None:
-                return dataset_state, iterator_state
+            return self._dataset.state_dict() if is_stateful(self._dataset) else None
         return None
 
     @property
@@ -286,21 +281,3 @@ def add_origin(error: Exception, origin: str) -> None:
     """Add a note to what a dataset has raised, as in "sample 3 of the dataset"; type and message stay as they are."""
     shown = origin if len(origin) <= _LONGEST_ORIGIN else f"{origin[:_LONGEST_ORIGIN]}…"
     error.add_note(f"(penstock: raised for {shown})")
-
-
-def restore_end(dataset: Any, end: tuple[Any, Any]) -> Any:
-    """Restore what an iterable dataset remembers of a pass that has ended; see `SampleFetcher.end_state`.
-
-    An iterator's state may hold what the next iterator begins with (torch's random state, say); one is made for that
-    alone. The dataset's own state comes last.
-
-    Returns:
-        The state that the dataset had before, or None if it keeps none.
-    """
-    dataset_state, iterator_state = end
-    before = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
-    if iterator_state is not None:
-        iter(dataset).load_state_dict(iterator_state)
-    if before is not None and dataset_state is not None:
-        dataset.load_state_dict(dataset_state)
-    return before

@@ -44,8 +44,6 @@ class StreamShard:
     """Batches made since then, as (how many, of how many samples); they are made again, and dropped."""
     end: Any = None
     """The dataset's state at the end of a pass; of a shard that has not ended, at the end of the pass before."""
-    before_end: Any = None
-    """The dataset's state before that end was restored, where the training process has done so already."""
     is_restored: bool = True
     """Whether it begins in a process that has not reached that end (for a map-style dataset: that state) itself."""
 
@@ -75,7 +73,6 @@ class StreamShard:
             stream_epoch=self.stream_epoch,
             has_ended=True,
             end=end,
-            before_end=self.before_end,
             is_restored=self.is_restored,
         )
 
@@ -160,7 +157,7 @@ class StreamShards:
             end = None if remembers_end else shard.end
             if shard.stream_epoch is not None:
                 worker_spec.dataset.set_epoch(shard.stream_epoch)
-            fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, end, shard.before_end)
+            fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, end)
             for batches, size in shard.since:
                 for _ in range(batches):
                     fetcher.pass_over(size, shard.epoch_seed)
