@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from penstock.core.errors import OptionError
 from penstock.data.source import Source
 from penstock.data.stream import Stream
-from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
+from penstock.loader.checkpoint.dataset_fingerprint import fingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
@@ -154,10 +154,10 @@ def _keeps_dataset(config: LoaderConfig) -> bool:
     return config.num_workers == 0 or config.persistent_workers or config.worker_type == "thread"
 
 
-def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFingerprint:
+def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, str]:
     """Return the fingerprint of dataset and sampler as they were before the first pass, which may change them."""
     if runtime.fingerprint is None:
-        runtime.fingerprint = DatasetFingerprint.of(config.dataset, drawn_from(config.index_sampler))
+        runtime.fingerprint = fingerprint(config.dataset, drawn_from(config.index_sampler))
     return runtime.fingerprint
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.distributed.step_counts import StepCounts
 from penstock.distributed.stop_agreement import StopRequests
-from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
@@ -113,7 +112,7 @@ class LoaderRuntime:
     busy_time: BusyTime = field(default_factory=lambda: BusyTime(with_process=True))
     """How much of the making of batches in this process is computing."""
     batch_bytes: BatchBytes = field(default_factory=BatchBytes)
-    fingerprint: DatasetFingerprint | None = None
+    fingerprint: dict[str, str] | None = None
     """Of dataset and sampler before the first pass, which may change them."""
     owner: dict[str, Any] | None = None
     """What states say of dataset and sampler; None until one is taken in this pass."""

@@ -10,7 +10,7 @@ from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.begin_epoch import epoch_of_dataset, fingerprint_of, next_pass
-from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
+from penstock.loader.checkpoint.dataset_fingerprint import fingerprint
 from penstock.loader.checkpoint.numpy_values import with_numpy, without_numpy
 from penstock.loader.checkpoint.rank_states import RankStates, one_of_each_share, states_for_rank
 from penstock.loader.checkpoint.resume import Resume, resume_from
@@ -34,7 +34,7 @@ def state_dict_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any
     state = {
         "version": VERSION,
         "owner": _owner(config, runtime),
-        "fingerprint": fingerprint_of(config, runtime).as_dict(),
+        "fingerprint": {"rank": rank_and_world_size()[0], "parts": {**fingerprint_of(config, runtime)}},
         "seed": epoch.epoch_seed if epoch is not None else 0,
         "base_seed": epoch.base_seed if epoch is not None else 0,
         "generator": config.generator.get_state() if config.generator is not None else None,
@@ -80,7 +80,7 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
     _refuse_threads(config)
     states = _read(given, config)
     sampler = drawn_from(config.index_sampler)
-    check_states(states, _owner(config, runtime), DatasetFingerprint.of(config.dataset, sampler))
+    check_states(states, _owner(config, runtime), fingerprint(config.dataset, sampler))
     states = _of_this_rank(states, config, runtime)
     stream = config.dataset if isinstance(config.dataset, Stream) else None
     resume = resume_from(

@@ -3,7 +3,7 @@
     version             of this format
     epoch, finished     which pass, and whether it had reached its end
     rank, world         whose state this is, of how many
-    fingerprint         digests of what dataset and sampler consist of, on this rank; see `dataset_fingerprint`
+    fingerprint         what dataset and sampler consist of, on this rank; see `dataset_fingerprint`
     rest                all that follows
     all_ranks           empty; what `torch.distributed.checkpoint` saves of each rank, where that is imported. See
                         `rank_states`
@@ -26,14 +26,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
-from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.rank_states import RankStates
 from penstock.loader.sampling.order import Order
 
@@ -112,7 +110,7 @@ def describe_owner(dataset: Any, sampler: Any, order: Order | None) -> dict[str,
     }
 
 
-def check_states(states: Sequence[Any], owner: Mapping[str, Any], fingerprint: DatasetFingerprint) -> None:
+def check_states(states: Sequence[Any], owner: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
     """Check that these are states of the same kind of loader, over the same contents.
 
     Args:
@@ -122,9 +120,6 @@ def check_states(states: Sequence[Any], owner: Mapping[str, Any], fingerprint: D
 
     Raises:
         StateError: a state has another owner, or another fingerprint.
-
-    Warns:
-        UserWarning: numbers differ that may be the samples' data, or a cache.
     """
     for state in states:
         if state["owner"] != owner:
@@ -134,25 +129,16 @@ def check_states(states: Sequence[Any], owner: Mapping[str, Any], fingerprint: D
         _check_fingerprint(state, owner, fingerprint)
 
 
-def _check_fingerprint(state: Mapping[str, Any], owner: Mapping[str, Any], now: DatasetFingerprint) -> None:
+def _check_fingerprint(state: Mapping[str, Any], owner: Mapping[str, Any], now: Mapping[str, str]) -> None:
     saved = state.get("fingerprint")
     if saved is None or saved["rank"] != rank_and_world_size()[0]:
         return
-    if changed := _changed(saved["parts"], now.parts):
+    changed = [name for name, digest in saved["parts"].items() if now.get(name, digest) != digest]
+    if changed:
         raise StateError(
             f"this state belongs to another {_owner_text(owner)}: other contents of {', '.join(changed)}; resume with "
             "the data it was saved with, or, if the samples are equal nonetheless, set state['fingerprint'] = None"
         )
-    if changed := _changed(saved["entries"], now.entries):
-        warnings.warn(
-            f"{', '.join(changed)} had other entries when this state was saved; if samples are made of these, and they "
-            "are no cache, the state belongs to another dataset",
-            stacklevel=4,
-        )
-
-
-def _changed(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [name for name, digest in saved.items() if now.get(name, digest) != digest]
 
 
 def _owner_text(owner: Mapping[str, Any]) -> str:
