@@ -185,7 +185,7 @@ def plain(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("case", [*CASES])
 def test_what_comes_after_a_state_is_what_comes_in_torchdata(case: str, steps: int, workers: int) -> None:
     make, how = CASES[case]
@@ -196,17 +196,6 @@ def test_what_comes_after_a_state_is_what_comes_in_torchdata(case: str, steps: i
     if workers and case in ("torchdata's shuffle", "torchdata's batches"):
         return  # with workers torchdata draws an order, throws it away, and draws another
     assert ours == theirs or not theirs[1]  # its pass is empty where ours is the next epoch
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [Numbers, OfIterator])
-def test_the_state_after_an_epoch_begins_the_next(make: Callable[[], Any], workers: int) -> None:
-    for kind in (StatefulDataLoader, DataLoader):
-        loader = kind(make(), 4, num_workers=workers)
-        whole = [batch.tolist() for batch in loader]
-        other = kind(make(), 4, num_workers=workers)
-        other.load_state_dict(loader.state_dict())
-        assert [batch.tolist() for batch in other] == whole
 
 
 @pytest.mark.parametrize(("workers", "persist"), [(0, False), (2, False), (2, True)])

@@ -252,7 +252,7 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     counters.share = _share(config, runtime)
     if config.is_iterable:
         digest.reason = "a stream has no indices"
-    elif resume is not None and resume.has_begun and resume.digest is None and not runtime.order.is_known:
+    elif resume is not None and resume.has_begun and resume.digest is None and isinstance(runtime.order, UnknownOrder):
         digest.reason = UNKNOWN
     return digest
 
@@ -261,7 +261,7 @@ def _share(config: LoaderConfig, runtime: LoaderRuntime) -> tuple[int, int] | No
     """Return which share of the samples this rank is handed, of how many; None where that is not known."""
     if config.is_iterable:
         return (config.rank, config.world_size) if config.is_own_stream else None
-    if not runtime.order.is_known:
+    if isinstance(runtime.order, UnknownOrder):
         return None
     return runtime.order.share.rank, runtime.order.share.world
 
@@ -279,7 +279,7 @@ def _draw(
     After a state before the first index they are drawn from torch's random state of then. The program's own stays as it
     is, unless that is the same.
     """
-    random = resume.random if resume is not None else None
+    random = resume.random.cpu() if resume is not None and resume.random is not None else None
     if random is None or torch.equal(random, torch.get_rng_state()):
         return _draw_now(config, runtime, resume, number, base_seed, digest)
     with torch.random.fork_rng(devices=()):

@@ -13,7 +13,7 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.counters import Counters
-from penstock.loader.sampling.order import Order
+from penstock.loader.sampling.orders import Order
 from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.scheduling.direct import SlotTrial

@@ -26,11 +26,9 @@ from one_rank import be_rank
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import (
-    BatchSampler,
     ConcatDataset,
     Dataset,
     IterableDataset,
-    RandomSampler,
     Sampler,
     Subset,
     TensorDataset,
@@ -449,7 +447,7 @@ class Turns(Sampler[list[int]]):
 
     def __len__(self) -> int:
         if not self.has_length:
-            raise NotImplementedError
+            raise TypeError
         return 5
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -513,29 +511,6 @@ def test_batches_of_a_batch_sampler_come_again_from_torchs_random_state(kind: ty
     other.load_state_dict(state)
     assert numbers(other) == rest
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_without_batches_single_samples_go_on() -> None:
-    one = DataLoader(Numbers(10), batch_size=None, shuffle=True, num_workers=2)
-    iterator = iter(one)
-    first = [next(iterator) for _ in range(4)]
-    state = one.state_dict()
-    other = DataLoader(Numbers(10), batch_size=None, shuffle=True)
-    other.load_state_dict(state)
-    rest = [*other]
-    assert rest == [*iterator]
-    assert sorted(first + rest) == list(range(10))
-
-
-def test_a_plain_batch_sampler_of_ones_own_is_as_good_as_torchs() -> None:
-    def loader() -> DataLoader[Any]:
-        sampler = BatchSampler(RandomSampler(range(20), generator=torch.Generator().manual_seed(1)), 3, drop_last=True)
-        return DataLoader(Numbers(20), batch_sampler=sampler)
-
-    _, state, rest = cut(loader(), 2)
-    other = loader()
-    other.load_state_dict(state)
-    assert numbers(other) == rest
 
 
 # ── what a state is ─────────────────────────────────────────────────────────────────────────────────────────
@@ -817,22 +792,6 @@ def test_a_process_outside_of_the_group_is_told() -> None:
         DataLoader(Numbers(4), distributed=outside)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_state_before_the_first_batch_gives_the_generator_back_as_it_was(workers: int, steps: int) -> None:
-    def loader() -> DataLoader[Any]:
-        return DataLoader(Numbers(20), 4, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=workers)
-
-    one, other = loader(), loader()
-    iterator = iter(one)
-    for _ in range(steps):
-        next(iterator)
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    rest = numbers(iterator)
-    assert numbers(other) == rest
-    assert numbers(other) == numbers(one)
-
-
 class Turning(Sampler[int]):
     """Counts its epochs, each with an order of its own; its state says nothing else."""
 
@@ -851,15 +810,6 @@ class Turning(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch = state["epoch"]
-
-
-def test_a_sampler_with_epochs_of_its_own_ends_one_and_begins_the_next() -> None:
-    one, other = (DataLoader(Numbers(20), 4, sampler=Turning(), num_workers=2) for _ in range(2))
-    first = numbers(one)
-    other.load_state_dict(one.state_dict())
-    second = numbers(one)
-    assert first != second
-    assert numbers(other) == second
 
 
 class Held(Numbers):

@@ -14,7 +14,8 @@ from torch.utils.data._utils.collate import collate
 
 from penstock import DataLoader
 from penstock.loader.collate import fast_map
-from penstock.loader.sampling.index_batches import index_batches
+from penstock.loader.sampling.batch_cursor import BatchCursor
+from penstock.loader.sampling.orders import order_for
 from penstock.loader.scheduling.batch_bytes import BatchBytes
 
 Point = namedtuple("Point", "x y")
@@ -86,7 +87,11 @@ def test_index_tensors_are_the_samplers_batches(sampler: Any, drop_last: bool) -
     torch.manual_seed(3)
     expected = list(batches)
     torch.manual_seed(3)
-    assert [batch.tolist() for batch in index_batches(batches, as_tensors=True)] == expected
+    cursor = BatchCursor(batches, order_for(batches, snapshot_every=1))
+    assert cursor.draw_tensors()
+    found = [*cursor]
+    assert [type(batch) for batch in found] == [torch.Tensor] * len(expected)
+    assert [batch.tolist() for batch in found] == expected
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,6 @@ class ChunkShuffle(Sampler[int]):
         self._seed = seed
         self._generator = generator
         self._epoch = 0
-        self._drawn = 0
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -74,12 +73,15 @@ class ChunkShuffle(Sampler[int]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        if self._seed is not None:
-            self._drawn = self._seed
-        else:
-            self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
+        yield from self.drawn(*self.draw())
+
+    def draw(self) -> tuple[int, int]:
+        """Begin a pass; return its seed and its epoch."""
+        seed, epoch = self._seed, self._epoch
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
         self._epoch += 1
-        yield from self.drawn(self._drawn, self._epoch - 1)
+        return seed, epoch
 
     def next_pass(self) -> dict[str, Any]:
         """Return what the next pass will be drawn from: its epoch, and the state of its generator, if it has one."""
@@ -91,10 +93,6 @@ class ChunkShuffle(Sampler[int]):
         self._epoch = state["epoch"]
         if self._generator is not None and "generator" in state:
             self._generator.set_state(state["generator"])
-
-    def as_drawn(self) -> tuple[int, int]:
-        """Return the seed and the epoch of the current pass."""
-        return self._drawn, self._epoch - 1
 
     @property
     def purpose(self) -> dict[str, int]:
@@ -109,9 +107,9 @@ class ChunkShuffle(Sampler[int]):
         """Return the order of a seed and an epoch, whose index at any place can be asked for."""
         return ChunkOrder(self._starts, **self.purpose, seed=seed, epoch=epoch)
 
-    def drawn(self, seed: int, epoch: int, start: int = 0) -> Iterator[int]:
-        """Yield the indices in the order of a seed and an epoch, from a position on."""
-        order, at_once = self.order(seed, epoch), _FIRST
+    def drawn(self, seed: int, epoch: int) -> Iterator[int]:
+        """Yield the indices in the order of a seed and an epoch."""
+        order, at_once, start = self.order(seed, epoch), _FIRST, 0
         while start < len(self):
             yield from order.at(np.arange(start, min(len(self), start + at_once))).tolist()
             start, at_once = start + at_once, min(_MOST, 2 * at_once)

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.index_digest import PassDigest
-from penstock.loader.sampling.order import Order
+from penstock.loader.sampling.orders import Order
 from penstock.loader.sampling.stream_cursor import Consumed, StreamCursor
 from penstock.loader.workers.stream_shard import StreamShard
 

@@ -11,7 +11,7 @@ import torch
 from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.loader.sampling.batch_cursor import CursorState, PassStart, pass_start_after
-from penstock.loader.sampling.order import Order
+from penstock.loader.sampling.orders import Order
 from penstock.loader.sampling.stream_cursor import shard_from
 from penstock.loader.workers.stream_shard import StreamShard
 

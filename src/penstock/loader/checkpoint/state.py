@@ -33,7 +33,7 @@ from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.checkpoint.rank_states import RankStates
-from penstock.loader.sampling.order import Order
+from penstock.loader.sampling.orders import Order
 
 VERSION = 8
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import BatchSampler
 
 from penstock.core.errors import StateError
-from penstock.loader.sampling.index_batches import index_batches
 from penstock.loader.sampling.index_digest import PassDigest, index_words
-from penstock.loader.sampling.indexed_order import WhatIsLeft, batches, blocks_of_rank, numbers
-from penstock.loader.sampling.order import Order, OrderState, with_first_drawn
-from penstock.loader.sampling.orders import plain_batches
+from penstock.loader.sampling.indexed_order import WhatIsLeft, blocks_of_rank, numbers
+from penstock.loader.sampling.orders import Order, plain_batches
 from penstock.loader.sampling.sharding import Share
+from penstock.loader.sampling.unknown_order import OrderState, UnknownOrder, with_first_drawn
 
 _TIDY_EVERY = 64
 
@@ -112,9 +112,10 @@ class BatchCursor(Iterator[Any]):
         draws_ahead: bool = True,
         digest: PassDigest | None = None,
     ) -> None:
-        self._order = order
-        self._is_known = order.is_known
-        self._notes_drawn = draws_ahead and not order.is_known
+        self._share = order.share
+        self._unknown = order if isinstance(order, UnknownOrder) else None
+        self._known = None if isinstance(order, UnknownOrder) else order
+        self._notes_drawn = draws_ahead and self._unknown is not None
         self._digest = digest
         self._noted: dict[int, Any] = {}
         """What a sampler of the program's own, which may change its lists later, has drawn and was not taken."""
@@ -132,6 +133,7 @@ class BatchCursor(Iterator[Any]):
         """The batch of indices that was yielded last, as integers of 4 or 8 bytes; empty if they are something else."""
         self._number = 0
         self._drawn = 0
+        self._has_drawn_first = False
         self._has_ended = False
         """Whether the sampler has been asked for more than it has: its own state may be the next epoch's since."""
         self._used = 0
@@ -140,29 +142,35 @@ class BatchCursor(Iterator[Any]):
         """The digest of what this rank had taken of the order before this pass, indices left over included."""
         self._in_digest = len(self._start.leftover) if before and before[1] else 0
         """How many of this pass's indices are in that digest already."""
-        if self._start.order_state is None:
-            self._batches = self._fresh(sampler)
+        self._order_state = self._start.order_state
+        """How the order was drawn; of an order that is known, from the first index on."""
+        if self._unknown is None:
+            self._batches = self._known_batches()
+        elif self._order_state is None:
+            self._batches = self._fresh(self._unknown)
         else:
-            self._batches = self._resumed(self._start.order_state)
+            rest = self._unknown.replay(self._order_state, self._start.position, self._expected)
+            indices = itertools.chain(self._start.leftover, rest)
+            self._batches = indices if self._cut is None else self._batched(indices)
 
     def __next__(self) -> Any:
-        if self._notes_first:
+        if self._notes_first and self._unknown is not None:
             self._notes_first = False
-            self._order.note_state()
+            self._unknown.note_state()
         try:
             batch = next(self._batches)
         except StopIteration:
             self._has_ended = True
             raise
         self._out[self._number] = batch
-        if not self._is_known and self._digest is not None:
+        if self._unknown is not None and self._digest is not None:
             words = index_words(batch)
             self._noted[self._number] = None if words is None else words.copy()  # an array may be the sampler's own
         self._number += 1
         self._drawn += len(batch) if self._makes_batches else 1
-        if self._notes_drawn:
-            self._order.note_drawn(self._place(self._drawn))
-        if type(batch) is np.ndarray and self._is_known:
+        if self._notes_drawn and self._unknown is not None:
+            self._unknown.note_drawn(self._place(self._drawn))
+        if type(batch) is np.ndarray and self._unknown is None:
             self.packed = batch.tobytes()
             return batch.tolist()
         self.packed = b""
@@ -173,16 +181,18 @@ class BatchCursor(Iterator[Any]):
 
         Called before the first batch.
         """
-        is_fresh = self._start.order_state is None and self._start.random is None
-        self._draws_tensors = self._makes_batches and is_fresh
+        self._draws_tensors = self._makes_batches
         return self._draws_tensors
 
     def draw_first(self) -> None:
         """Draw what the first index is drawn from, and not when it is asked for."""
-        if self._notes_first:
+        if self._known is not None:
+            self._order_state = self._order_state or self._known.draw()
+            return
+        if self._notes_first and self._unknown is not None:
             self._notes_first = False
-            self._order.note_state()
-        self._batches = with_first_drawn(self._batches)
+            self._unknown.note_state()
+        self._batches, self._has_drawn_first = with_first_drawn(self._batches), True
 
     def consume(self, numbers: Iterable[int]) -> None:
         """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
@@ -198,18 +208,18 @@ class BatchCursor(Iterator[Any]):
                     self._add_to_digest(earlier, self._out[earlier])
                 self._add_to_digest(number, batch)
             self._used = number + 1
-            if self._used % _TIDY_EVERY == 0:
-                self._order.forget(self._place(self._taken()))
+            if self._used % _TIDY_EVERY == 0 and self._unknown is not None:
+                self._unknown.forget(self._place(self._taken()))
 
     @property
     def has_drawn(self) -> bool:
         """Whether the order of this epoch exists."""
-        return self._drawn > 0 or self._start.order_state is not None
+        return self._drawn > 0 or self._has_drawn_first or self._order_state is not None
 
     def state(self) -> CursorState:
         """Return how much has been taken until now."""
         pending = [batch for number, batch in sorted(self._out.items()) if number < self._used]
-        taken, share = self._taken(), self._order.share
+        taken, share = self._taken(), self._share
         return CursorState(
             start=self._start_after(taken),
             rank=share.rank,
@@ -226,9 +236,12 @@ class BatchCursor(Iterator[Any]):
         start = self._start
         if start.order_state is not None and "at" not in start.order_state:
             return start
-        if self.has_drawn or (self._cut is None and not self._is_known):  # such a sampler's iterator has been made
-            is_all = self._has_ended
-            drawn_how = self._order.capture(self._place(taken), None if is_all else self._place(self._drawn))
+        drawn_how = self._order_state
+        # Else the iterator of a sampler that is not known has not been made.
+        if self._unknown is not None and (self._drawn or self._has_drawn_first or self._cut is None):
+            drawn = None if self._has_ended else self._place(self._drawn)
+            drawn_how = self._unknown.capture(self._place(taken), drawn)
+        if drawn_how is not None:
             start = replace(start, order_state=drawn_how, random=None)
             if self.has_drawn and "at" not in drawn_how:
                 self._start = start  # it does not depend on how much was taken
@@ -239,7 +252,8 @@ class BatchCursor(Iterator[Any]):
 
     def _add_to_digest(self, number: int, batch: Any) -> None:
         assert self._digest is not None
-        indices = (batch if self._makes_batches else [batch]) if self._is_known else self._noted.pop(number)
+        is_known = self._unknown is None
+        indices = (batch if self._makes_batches else [batch]) if is_known else self._noted.pop(number)
         if self._in_digest and indices is not None:
             self._in_digest, indices = max(0, self._in_digest - len(indices)), indices[self._in_digest :]
         self._digest.add(indices)
@@ -255,30 +269,42 @@ class BatchCursor(Iterator[Any]):
     def _count(self, batch: Any) -> int:
         return len(batch) if self._makes_batches else 1
 
-    def _fresh(self, sampler: Any) -> Iterator[Any]:
+    def _known_batches(self) -> Iterator[Any]:
+        """Yield what is left of a known order; the sampler draws when it is asked for the first index."""
+        if self._cut is None:
+            yield from numbers(self._blocks(1))
+        else:
+            size = self._cut[1]
+            yield from _index_batches(self._sampler, self._blocks(size), as_tensors=self._draws_tensors)
+
+    def _blocks(self, size: int) -> Iterator[np.ndarray]:
+        order, start = self._known, self._start
+        assert order is not None
+        if self._order_state is None:
+            self._order_state = order.draw()
+        indexed, begin = order.indexed(self._order_state), start.position
+        for block in blocks_of_rank(indexed, order.share, leftover=start.leftover, position=begin, multiple_of=size):
+            whole = len(block) - len(block) % size
+            if whole == len(block) or not order.draws_beyond:
+                yield block
+                continue
+            if whole:
+                yield block[:whole]
+            order.end()  # the sampler is asked for one more index, which the last batch is short of
+            yield block[whole:]
+            return
+        order.end()
+
+    def _fresh(self, order: UnknownOrder) -> Iterator[Any]:
         if self._cut is None:
             self._notes_first = True
-            indices = self._order.begin()
-            return iter(sampler) if indices is None else indices  # itself: one that raises may be asked again
-        return self._noted_batches(sampler)
+            return order.begin()  # itself: one that raises may be asked again
+        return self._noted_batches(order)
 
-    def _noted_batches(self, sampler: Any) -> Iterator[Any]:
-        indices = self._order.begin()
-        self._order.note_state()
-        if indices is not None:
-            yield from self._batched(indices)
-        else:
-            yield from index_batches(sampler, as_tensors=self._draws_tensors)
-
-    def _resumed(self, order_state: OrderState) -> Iterator[Any]:
-        start, share = self._start, self._order.share
-        order = self._order.indexed(order_state)
-        if order is None:
-            rest = itertools.chain(start.leftover, self._order.replay(order_state, start.position, self._expected))
-            return self._batched(rest) if self._cut is not None else rest
-        _, size, drops_last = self._cut or (None, 1, False)
-        blocks = blocks_of_rank(order, share, leftover=start.leftover, position=start.position, multiple_of=size)
-        return batches(blocks, size, drops_last=drops_last) if self._cut is not None else numbers(blocks)
+    def _noted_batches(self, order: UnknownOrder) -> Iterator[Any]:
+        indices = order.begin()
+        order.note_state()
+        yield from self._batched(indices)
 
     def _batched(self, indices: Iterator[Any]) -> Iterator[list[Any]]:
         assert self._cut is not None
@@ -288,6 +314,45 @@ class BatchCursor(Iterator[Any]):
                 yield batch
             if not drops_last:
                 size = self._sampler.batch_size  # which a program may change in the middle of a pass
+
+
+def _index_batches(sampler: BatchSampler, blocks: Iterator[np.ndarray], *, as_tensors: bool) -> Iterator[Any]:
+    """Yield the batches of torch's own BatchSampler, as int64 arrays or tensors.
+
+    Args:
+        sampler: of the batches.
+        blocks: what it draws, in arrays int64[a multiple of the batch size]; the last one may have any length.
+        as_tensors: whether batches are tensors.
+    """
+    size, drops_last = sampler.batch_size, sampler.drop_last
+    for block in blocks:
+        taken = 0
+        for batch in _cut(block, size, drops_last=drops_last, as_tensors=as_tensors):
+            yield batch
+            taken += size
+            if sampler.batch_size != size and not drops_last:
+                yield from _cut_anew(sampler, np.concatenate([block[taken:], *blocks]), as_tensors=as_tensors)
+                return
+
+
+def _cut(block: np.ndarray, size: int, *, drops_last: bool, as_tensors: bool) -> Iterable[Any]:
+    end = len(block) - len(block) % size if drops_last else len(block)
+    if not as_tensors:
+        return (block[start : start + size] for start in range(0, end, size))
+    whole = torch.from_numpy(block)
+    # A view by itself costs 2 µs, one of many 0.3 µs, and to cut what is one batch 4 µs.
+    views = whole.split(size) if len(block) > size else (whole,)
+    return views if end == len(block) else views[:-1]
+
+
+def _cut_anew(sampler: BatchSampler, indices: np.ndarray, *, as_tensors: bool) -> Iterator[Any]:
+    """Yield the rest of a pass in batches of the size that the program sets meanwhile: torch asks before each batch.
+
+    A size of 0 ends the pass, as it does there.
+    """
+    while len(batch := indices[: sampler.batch_size]):
+        indices = indices[len(batch) :]
+        yield torch.from_numpy(batch) if as_tensors else batch
 
 
 def _plain(index: Any) -> Any:
@@ -306,16 +371,18 @@ def _plain(index: Any) -> Any:
 
 def is_over(sampler: Any, order: Order, start: PassStart) -> bool:
     """Return whether a pass from `start` on has no batch; False where that is not known without drawing it."""
+    if isinstance(order, UnknownOrder):
+        return False
     drawn, size, drops_last = plain_batches(sampler) or (sampler, 1, False)
     try:
         count = len(drawn if order.share.world == 1 else drawn.dataset)
     except (AttributeError, NotImplementedError, TypeError):
         return False
     left = order.share.size(max(0, count - start.position) + len(start.leftover))
-    return order.is_known and left < (size if drops_last else 1)
+    return left < (size if drops_last else 1)
 
 
-def pass_start_after(states: Sequence[CursorState], order: Order | None) -> PassStart:
+def pass_start_after(states: Sequence[CursorState], order: Any) -> PassStart:
     """Return where a pass begins that resumes after what ranks have taken.
 
     The state of one rank will do when batches are handed out in order: all ranks have taken as many.
@@ -356,16 +423,12 @@ def _after(one: CursorState) -> PassStart:
     )
 
 
-def _after_all(states: Sequence[CursorState], order: Order | None) -> PassStart:
+def _after_all(states: Sequence[CursorState], order: Any) -> PassStart:
     drawn = [state for state in states if state.start.order_state is not None]
     if not drawn:
         return states[0].start
     start = drawn[0].start
-    assert start.order_state is not None
-    assert order is not None
-    indexed = order.indexed(start.order_state)
-    assert indexed is not None  # it has shares
-    left = WhatIsLeft(indexed, start.leftover, start.position)
+    left = WhatIsLeft(order.indexed(start.order_state), start.leftover, start.position)
     one = states[0]
     # As many as every rank has had, in whole blocks, are the beginning; with what came after it memory must not grow.
     had = min(state.taken for state in states) // one.block * one.block

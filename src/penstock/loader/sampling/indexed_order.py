@@ -9,14 +9,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from penstock.loader.sampling.seeded_permutation import SeededPermutation
 from penstock.loader.sampling.sharding import Share
 
 BLOCK = 1 << 15
 """Indices that are looked up at once: few for memory, and many for NumPy."""
-
-_MOST_DRAWN = 1 << 21
-"""More samples are not drawn into memory where the order may be computed: these take 8 MiB and some 20 ms."""
 
 
 class IndexedOrder(Protocol):
@@ -110,26 +106,6 @@ def randperm(count: int, generator: torch.Generator) -> np.ndarray:
     return drawn
 
 
-def is_computed(count: int) -> bool:
-    """Return whether an order of so many indices is computed where it need not be torch's."""
-    return count > _MOST_DRAWN
-
-
-def shuffled(count: int, *, seed: int, epoch: int, is_torchs: bool) -> IndexedOrder:
-    """Return the random order of a seed and an epoch: that of torch's DistributedSampler.
-
-    Args:
-        count: how many indices.
-        seed: of the order.
-        epoch: of the order.
-        is_torchs: whether it is torch's for any count; else more than two million indices are not drawn: their order
-            is computed, whatever their number, in constant memory.
-    """
-    if not is_torchs and is_computed(count):
-        return SeededPermutation(count, seed=seed, epoch=epoch)
-    return DrawnIndices(randperm(count, torch.Generator().manual_seed(seed + epoch)))
-
-
 def blocks_of_rank(
     order: IndexedOrder, share: Share, *, leftover: Sequence[int] = (), position: int = 0, multiple_of: int = 1
 ) -> Iterator[np.ndarray]:
@@ -165,13 +141,3 @@ def numbers(blocks: Iterator[np.ndarray]) -> Iterator[int]:
     [0, 1, 0]
     """
     return itertools.chain.from_iterable(block.tolist() for block in blocks)
-
-
-def batches(blocks: Iterator[np.ndarray], size: int, *, drops_last: bool) -> Iterator[np.ndarray]:
-    """Yield batches of indices, cut from arrays whose sizes, but for the last, are multiples of a batch's."""
-    for block in blocks:
-        whole = len(block) - len(block) % size
-        for start in range(0, whole, size):
-            yield block[start : start + size]
-        if whole < len(block) and not drops_last:
-            yield block[whole:]

@@ -21,10 +21,10 @@ class Share:
     blocks as large as a batch, whole batches are dealt, so that runs of samples stay together. Either way the first k
     batches of all ranks are the beginning of the order.
 
-    >>> [Share(rank=rank, world=2).positions(5).tolist() for rank in range(2)]
-    [[0, 2, 4], [1, 3, 0]]
-    >>> [Share(rank=rank, world=2, uneven="join").positions(5).tolist() for rank in range(2)]
-    [[0, 2, 4], [1, 3]]
+    >>> [Share(rank=rank, world=2).places(np.arange(3), 5).tolist() for rank in range(2)]
+    [[0, 2, 4], [1, 3, 5]]
+    >>> [Share(rank=rank, world=2, uneven="join").size(5) for rank in range(2)]
+    [3, 2]
     """
 
     rank: int = 0
@@ -32,10 +32,6 @@ class Share:
     block: int = 1
     uneven: Uneven = "pad"
     """What becomes of a rest that is not one index for each rank: the first ones again, nothing, or for some ranks."""
-
-    def positions(self, count: int) -> np.ndarray:
-        """Return the places of this rank's indices in an order of `count`, int64[samples of the rank]."""
-        return self.places(np.arange(self.size(count)), count) % max(1, count)
 
     def places(self, numbers: np.ndarray, count: int) -> np.ndarray:
         """Return the places of some of this rank's indices, int64[numbers]; places beyond `count` are padding.
@@ -53,12 +49,7 @@ class Share:
         return np.where(numbers < dealt, places, whole + self.rank + (numbers - dealt) * self.world)
 
     def size(self, count: int) -> int:
-        """Return how many they are.
-
-        >>> share = Share(rank=1, world=2, block=2, uneven="join")
-        >>> share.size(7), len(share.positions(7))
-        (3, 3)
-        """
+        """Return how many they are."""
         total, whole = self._totals(count)
         return whole // self.world + len(range(self.rank, total - whole, self.world))
 

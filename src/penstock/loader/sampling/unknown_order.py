@@ -15,9 +15,11 @@ import torch
 from penstock.core.errors import StateError
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.sampling.index_digest import digest_after, index_words
-from penstock.loader.sampling.order import OrderState, with_first_drawn
 from penstock.loader.sampling.sharding import Share
 from penstock.loader.workers.stateful import is_stateful
+
+OrderState = dict[str, Any]
+"""How the indices of an epoch were drawn, as plain values."""
 
 
 class UnknownOrder:
@@ -29,7 +31,6 @@ class UnknownOrder:
     """
 
     share = Share()
-    is_known = False
 
     def __init__(self, sampler: Any, every: int, *, is_batched: bool = False) -> None:
         self._sampler = sampler
@@ -137,9 +138,6 @@ class UnknownOrder:
         while len(self._states) > 1 and self._states[1][0] <= taken:
             self._states.popleft()
 
-    def indexed(self, state: OrderState) -> None:
-        """Return None: nobody knows what comes at a place."""
-
     def replay(self, state: OrderState, position: int, digest: int | None = None) -> Iterator[Any]:
         """Return what comes from `position` on; of a sampler without a state, after drawing what comes before."""
         self._is_after_end = False
@@ -206,6 +204,12 @@ class UnknownOrder:
 
     def _has_epochs(self) -> bool:
         return hasattr(self._sampler, "set_epoch") and isinstance(getattr(self._sampler, "epoch", None), int)
+
+
+def with_first_drawn(indices: Iterator[Any]) -> Iterator[Any]:
+    """Return the same indices; what the first one is drawn from is used now, and not when it is asked for."""
+    first = list(itertools.islice(indices, 1))
+    return itertools.chain(first, indices)
 
 
 def is_same_state(one: Any, other: Any) -> bool:

@@ -18,6 +18,7 @@ from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.batch_task import Result
+from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -128,6 +129,8 @@ class InlineScheduler:
     def _has_given(self, fetcher: BatchFetcher, shard: StreamShard) -> bool:
         if not self._worker_spec.iterable:
             return self._number >= 0 or shard.state is None
+        if shard.state is None and not is_stateful(self._worker_spec.dataset):
+            return True  # it is the iterator that is asked, and it is of this pass
         begun_at = 0 if shard.state is None else shard.state[2]
         return fetcher.samples.has_ended or fetcher.samples.position != begun_at
 
