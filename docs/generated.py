@@ -35,6 +35,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
         "",
     ]
     lines += [".. code-block:: text", "", *(f"   {line}" for line in parser.format_usage().splitlines()), ""]
+    lines += [".. code-block:: text", "", *(f"   {line}".rstrip() for line in (parser.epilog or "").splitlines()), ""]
     for action in parser._actions:
         if "--help" in action.option_strings:
             continue

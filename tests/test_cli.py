@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ import penstock
 import penstock.cli.report
 import penstock.cli.run
 from penstock import cli
+from penstock.cli.verb import Verb
 
 
 def test_the_verbs_and_their_flags_are_these() -> None:
@@ -245,6 +247,15 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     text = capsys.readouterr().out
     assert all(re.search(rf"^\s+{verb.name}\s", text, re.MULTILINE) for verb in cli.verbs())
+
+
+@pytest.mark.parametrize("verb", cli.verbs(), ids=lambda verb: verb.name)
+def test_help_ends_with_examples_that_the_command_takes(verb: Verb) -> None:
+    (verbs,) = (one for one in cli.command_parser()._actions if one.choices)
+    assert len(verb.examples) >= 2
+    for line, _ in verb.examples:
+        assert f"\n  {line}\n" in verbs.choices[verb.name].format_help()
+        assert cli.command_parser().parse_args(shlex.split(line)[1:]).verb.name == verb.name
 
 
 def test_a_file_that_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,7 @@ def command_parser(*names: str) -> argparse.ArgumentParser:
             verb.name,
             help=text.splitlines()[0],
             description=text,
+            epilog="\n".join(["examples:", *(f"  {line}\n      {use}" for line, use in verb.examples)]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

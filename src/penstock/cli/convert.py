@@ -23,19 +23,25 @@ class Convert:
 
     SRC is anything that `penstock.open` takes: a folder, a file, a URL, braces, wildcards. DST is a local path, or a
     URL of s3://, gs:// or az://; its name determines its format. Braces, as in out-{000..015}.tar, --shards and
-    --shard-size create several files. Reading DST returns the same samples, bit by bit; a format that cannot hold them
-    is refused. A folder of images is written decoded; with --fields encoded,label the files' bytes are copied instead.
+    --shard-size create several files.
+
+    Reading DST returns the same samples, bit by bit. If a format can't hold them, you get an error. Penstock writes the
+    images of a folder decoded; with --fields encoded,label it copies the files' bytes instead.
 
     The conversion works in DST.partial, and resumes from there. It needs space for the result twice. DST appears when
     it is complete, and DST.partial is removed. For a URL that folder is in $XDG_CACHE_HOME/penstock/convert (~/.cache),
-    and the complete files are uploaded. Existing files are replaced only with --overwrite.
+    and penstock uploads the complete files. It replaces existing files only with --overwrite.
 
-    --verify reads the result again, and compares checksums of all samples, and their order, with what was read of SRC.
+    --verify reads the result again, and compares the checksums and the order of all samples with those of SRC.
 
     The exit code is 0; 2 after an error; 130 after Ctrl-C.
     """
 
     name = "convert"
+    examples = (
+        ("penstock convert images/ train.h5 --verify", "one file, then compare all samples"),
+        ('penstock convert images/ "train-{000..015}.tar" --fields encoded,label', "16 shards with the files' bytes"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""

@@ -18,29 +18,37 @@ from penstock.core.urls import redact_all, shown
 class Doctor:
     """Find the bottleneck of a training loop, and the line to change.
 
-    A script, or a module after -m, is run as `penstock run` does: its first training loop over a DataLoader is
-    examined, and the program is ended inside of that loop. module:object, as in train:main, is a DataLoader (torch's
-    or penstock's); a function that returns one; a pair (loader, step), or a function that returns one, where
-    step(batch) is the training step; or a function that runs a training loop. Functions are called without arguments;
-    what follows a "--" is the program's sys.argv. The code needs no changes. The doctor loads real samples and runs
-    real training steps. Other loops of the program, such as a validation, are cut short: results that it prints
-    meanwhile are of a part.
+    Give one of these; the code needs no changes:
 
-    Samples, collate, transport, copies to the device and the step are measured separately. Changes are tried in the
-    loop itself, interleaved with the unchanged loop; a gain is stated if two rounds agree, and else not known.
+    - a script (or -m and a module): the doctor runs it as `penstock run` does, examines its first training loop over a
+      DataLoader, and ends the program inside that loop;
+    - module:object, as in train:main: a DataLoader (torch's or penstock's), a function that returns one, a pair
+      (loader, step), a function that returns such a pair, or a function that runs a training loop.
 
-    --pid: look into a running Python program, started by penstock or not, from outside and without stopping it (py-spy
-    does; it is in penstock[doctor]): how long its loop waits for batches, which lines of the dataset and of the step it
-    is at, which workers stand still. Nothing is tried there.
+    step(batch) is the training step. Functions are called without arguments; arguments after "--" are the program's
+    sys.argv. The doctor loads real samples and runs real training steps. It cuts other loops of the program short,
+    such as a validation, so results that the program prints meanwhile cover only a part.
+
+    The doctor measures samples, collate, transport, copies to the device and the step separately. Then it tries
+    changes in the loop, interleaved with the unchanged loop. It states a gain if two rounds agree.
+
+    --pid: look into a running Python program from outside, without stopping it. You need not have started it with
+    penstock. The doctor shows how long its loop waits for batches, which lines of the dataset and of the step it runs,
+    and which workers don't move. It tries no changes. This needs py-spy (penstock[doctor]).
 
     --transfer: measure only the copies of a batch to the device: from pageable, pinned and slot memory, blocking or
-    not, ahead of the step or in front of it. Without an accelerator, only copies within the host.
+    not, ahead of the step or in front of it. Without an accelerator, it measures copies within the host.
 
-    The exit code is 0; with --check, 1 if there is something to change (not for what the measurements leave open); 2
-    after an error.
+    The exit code is 0; with --check, 1 if there is something to change (not if the measurements leave it open); 2 after
+    an error.
     """
 
     name = "doctor"
+    examples = (
+        ("penstock doctor train.py", "examine the script's first training loop"),
+        ("penstock doctor train:main -- --epochs 2", "examine a function; its sys.argv follows --"),
+        ("penstock doctor --pid 4834", "look into a running program"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""

@@ -15,11 +15,15 @@ class Inspect:
 
     PATH is anything that `penstock.open` takes: a folder, a file, a URL, braces, wildcards.
 
-    The read speed is measured in one thread, in order and then at random. Files that were read before are in the page
-    cache; only the first inspection after a restart measures the disk.
+    Penstock measures the read speed in one thread, in order and then at random. Files that you have read before are in
+    the page cache. To measure the disk, restart the machine first.
     """
 
     name = "inspect"
+    examples = (
+        ("penstock inspect train.h5", "fields, some samples and the read speed"),
+        ("penstock inspect s3://bucket/train/ --samples 0 --seconds 0", "without reading samples"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""

@@ -21,15 +21,19 @@ _PROGRESS_S = 5.0
 class Plan:
     """Predict the peak memory of a training step, and how to fit it into a GPU. Needs no GPU.
 
-    FUNCTION takes no arguments and returns (model, loss_fn, batch, optimizer), as for `penstock.plan`; loss_fn(model,
+    FUNCTION takes no arguments and returns (model, loss_fn, batch, optimizer), as for `penstock.plan`. loss_fn(model,
     batch) returns the sum of the losses and their count. The output lists each way to run the step with its peak memory
-    by role: in micro-batches, with checkpointed blocks, with their inputs offloaded to the host. With --ranks, it is
-    that of one rank of a sharded model: the batch is what one rank gets.
+    by role: in micro-batches, with checkpointed blocks, or with their inputs offloaded to the host. With --ranks, it is
+    the plan of one rank of a sharded model, and the batch is that rank's.
 
     The exit code is 0; 1 if nothing fits; 2 after an error.
     """
 
     name = "plan"
+    examples = (
+        ("penstock plan train:step --budget 24GiB", "does it fit, and how"),
+        ("penstock plan train:step --budget 80GiB --ranks 8 --shard fsdp2", "one rank of eight"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""

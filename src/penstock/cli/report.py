@@ -15,11 +15,15 @@ from penstock.observe.record.run_record import RunRecord
 class Report:
     """Print the report of a saved run (the newest, if none is given), compare two runs, or export them to other tools.
 
-    With two files, the first run is compared with the second. With --html, --trace or --tensorboard, files are written
-    and nothing is printed.
+    With two files, penstock compares the first run with the second. With --html, --trace or --tensorboard, it writes
+    files and prints nothing.
     """
 
     name = "report"
+    examples = (
+        ("penstock report", "the newest run"),
+        ("penstock report before/run.json after/run.json", "compare two runs"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""

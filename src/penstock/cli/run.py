@@ -14,18 +14,24 @@ class Run:
     """Run an unedited training script with penstock's DataLoader in place of torch's.
 
     A panel in the terminal's last rows shows progress, samples per second, how long the step waited for data, the
-    workers and memory; without a terminal, a line is printed every five seconds. At the end it prints a short report
-    and writes report.html and run.json to a new folder in penstock-runs. The exit code and traceback are the script's
-    own. `penstock watch` shows the panel in another terminal. Under torchrun (`torchrun --nproc-per-node 2 -m penstock
-    run train.py`) there is one report for all ranks.
+    workers and memory. Without a terminal, penstock prints a line every five seconds. At the end it prints a short
+    report, and writes report.html and run.json to a new folder in penstock-runs. The exit code and the traceback are
+    the script's.
 
-    --tune: loaders choose their number of workers while the script runs; the report names the script's own beside it.
-    Where samples may depend on their worker, as random numbers do, the number stays the same during an epoch: in the
-    first one the script's, or more if the first batch is seen to wait. If the script uses no workers, random numbers
+    Put penstock's options before the script. Under torchrun (`torchrun --nproc-per-node 2 -m penstock run train.py`)
+    you get one report for all ranks.
+
+    --tune: loaders choose their number of workers while the script runs. The report shows the script's own number,
+    too. If samples may depend on their worker, as random numbers do, the number stays the same during an epoch. In the
+    first epoch it is the script's, or more if the first batch waits. If the script uses no workers, random numbers
     then come from a worker's generator.
     """
 
     name = "run"
+    examples = (
+        ("penstock run train.py --epochs 2", "options after the script are the script's"),
+        ("penstock run --baseline train.py", "report the speedup over torch's loader"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
@@ -47,7 +53,7 @@ class Run:
             "--html",
             type=Path,
             metavar="FILE",
-            help="where to write the report for a browser (default: report.html, beside run.json)",
+            help="where to write the report for a browser (default: report.html, next to run.json)",
         )
         parser.add_argument(
             "--trace",

@@ -21,6 +21,10 @@ class Tune:
     """
 
     name = "tune"
+    examples = (
+        ("penstock tune train:loader --step train:step", "time trials with your training step"),
+        ("penstock tune train:loader --step-ms 40 --ram 8GiB", "assume a step of 40 ms, and limit memory"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""

@@ -17,6 +17,9 @@ class Verb(Protocol):
     name: str
     """As it is written on the command line."""
 
+    examples: tuple[tuple[str, str], ...]
+    """Command lines that the help ends with, and what each of them is for."""
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
         ...

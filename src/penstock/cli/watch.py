@@ -23,11 +23,15 @@ _LINE_PERIOD_S = 5.0
 class Watch:
     """Show the live panel of a running `penstock run`, from another terminal.
 
-    Without PID it shows your only run on this machine. Ctrl-C ends `penstock watch`, not the run. If the output is not
-    a terminal, a line is printed every five seconds.
+    Without PID, penstock shows your only run on this machine. Ctrl-C ends `penstock watch`, not the run. If the output
+    is not a terminal, penstock prints a line every five seconds.
     """
 
     name = "watch"
+    examples = (
+        ("penstock watch", "your only run on this machine"),
+        ("penstock watch --json 4834", "the figures of one run, once"),
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
