@@ -88,6 +88,8 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         return _everyday_table(report, name)
     if name == "peers":
         return _peers_table(report)
+    if name == "threads":
+        return _threads_table(report)
     if name == "peers_means":
         return _peers_means_table(report)
     kinds = {
@@ -247,6 +249,21 @@ def _tune_table(report: dict[str, Any]) -> str:
             f"{row['tuner_s'] / row['grid_s']:.3f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _threads_table(report: dict[str, Any]) -> str:
+    """Return the best of a grid's processes and of its threads, loop by loop."""
+    lines = ["| loop | best with processes | best with threads | threads ÷ processes |", "| --- | --- | --- | --- |"]
+    for row in report["rows"]:
+        best: dict[str, tuple[float, int]] = {"process": (0.0, 0), "thread": (0.0, 0)}
+        for trial in row["grid"]:
+            setting = trial["setting"]
+            if setting["workers"]:
+                kind = setting["worker_type"]
+                best[kind] = max(best[kind], (trial["samples_per_s"], setting["workers"]))
+        cells = (f"{number_text(speed)} samples/s with {workers}" for speed, workers in best.values())
+        lines.append(f"| {row['name']} | {' | '.join(cells)} | {best['thread'][0] / best['process'][0]:.2f} |")
     return "\n".join(lines)
 
 
