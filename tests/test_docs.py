@@ -35,7 +35,7 @@ def _slugs(page: Path) -> set[str]:
 @pytest.mark.filterwarnings("ignore:.*set_vital:UserWarning")  # torch's own, for an attribute of its StatefulDataLoader
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own where it uses other projects' loaders: they leave threads and files."""
+    """In a process of its own where it uses other projects' loaders, or ranks: they leave threads, files and pipes."""
     if "<!-- needs: " in page.read_text():
         done = run(f"import page_blocks; page_blocks.run_page({str(page)!r})", cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
