@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import penstock
-from penstock.data.chunks.chunk_shuffle import ChunkShuffle
+from penstock.data.chunk_shuffle import ChunkShuffle
 
 BATCH = 128
 SIDE = 64

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import random
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +19,7 @@ from sample_files import assert_same, datasets, samples_in, write_samples
 
 import penstock
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.formats.arrow.ipc import concat_files
-from penstock.data.schema import Field, Sample, Schema, plain
-
-sys.path.insert(0, str(Path(__file__).parents[3]))  # the benchmarks are not part of the package
-from benchmarks.mixed_tables import as_big_endian, write_folders
+from penstock.data.schema import Sample, Schema, plain
 
 pa = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")
@@ -51,8 +46,7 @@ TABLE = pa.table(
 )
 
 
-@pytest.mark.parametrize("layout", ["raw", "tensors"])
-@pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.parametrize(("layout", "compression"), [("raw", "none"), ("tensors", "lz4")])
 def test_samples_come_back_as_they_were(layout: str, compression: str) -> None:
     @settings(deadline=None, max_examples=40)
     @given(datasets())
@@ -127,26 +121,19 @@ def test_dictionaries_are_looked_up_even_if_they_change(tmp_path: Path, kind: st
     ]
 
 
-def test_numbers_of_the_other_byte_order_are_those_that_pyarrow_reads(tmp_path: Path) -> None:
+def test_a_stream_of_the_other_byte_order_is_refused(tmp_path: Path) -> None:
     ipc(tmp_path / "a.arrow", "stream", pa.table({"x": np.arange(4)}))
-    (tmp_path / "a.arrow").write_bytes(as_big_endian((tmp_path / "a.arrow").read_bytes()))
-    with pa.OSFile(str(tmp_path / "a.arrow")) as file:
-        expected = pa.ipc.open_stream(file).read_all().to_pylist()
-    assert expected == [{"x": number} for number in range(4)]
-    assert samples_in(tmp_path / "a.arrow") == expected
-    with pytest.raises(SourceError, match="another byte order, have to be in memory"):
-        penstock.open(tmp_path / "a.arrow", max_record_nbytes=20)
-
-
-@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
-def test_files_of_one_folder_that_differ_in_unit_and_byte_order_are_read_in_one_unit(
-    tmp_path: Path, suffix: str
-) -> None:
-    units, dtypes = write_folders(tmp_path, suffix)
-    samples = samples_in(units)
-    assert [sample["x"] for sample in samples] == [1000 * number for number in range(len(samples))]
-    assert len(samples) == (12 if suffix == ".arrow" else 8)
-    assert {sample["x"].dtype.name for sample in samples_in(dtypes)} == {"int64"}
+    data = bytearray((tmp_path / "a.arrow").read_bytes())
+    root = 8 + int.from_bytes(data[8:12], "little")
+    fields = root - int.from_bytes(data[root : root + 4], "little", signed=True)
+    at = root + int.from_bytes(data[fields + 8 : fields + 10], "little")
+    schema = at + int.from_bytes(data[at : at + 4], "little")
+    one = next(at for at in range(schema + 4, len(data), 2) if data[at : at + 2] == b"\1\0")  # has none for it so far
+    vtable = schema - int.from_bytes(data[schema : schema + 4], "little", signed=True)
+    data[vtable + 4 : vtable + 6] = (one - schema).to_bytes(2, "little")
+    (tmp_path / "a.arrow").write_bytes(data)
+    with pytest.raises(SourceError, match=r"a\.arrow is of the other byte order"):
+        penstock.open(tmp_path / "a.arrow")
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
@@ -170,13 +157,6 @@ def test_batches_that_are_views_of_a_map_cost_nearly_nothing_to_keep(tmp_path: P
         assert sum(held.peek(number).nbytes for number in range(16)) < 16 * most
         assert kind == "stream" or held.peek(0).nbytes > 4 * 5000 * 8
         source.close()
-
-
-def test_feather_files_are_read(tmp_path: Path) -> None:
-    feather.write_feather(TABLE.drop(["name"]), tmp_path / "a.feather", chunksize=7)
-    source = penstock.open(tmp_path / "a.feather", fields=["jpeg"])
-    assert [sample["jpeg"] for sample in source] == [bytes([number]) for number in range(30)]
-    source.close()
 
 
 def test_streams_as_hugging_face_writes_them_are_one_source(tmp_path: Path) -> None:
@@ -205,16 +185,6 @@ def test_samples_are_views_of_the_map_and_outlive_the_source(tmp_path: Path, kin
     assert samples[7]["x"][:2].tolist() == [35000, 35001]
     with pytest.raises(ValueError, match="read-only"):
         samples[7]["x"] += 1
-
-
-def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
-    samples = [{"x": np.full((2, number), number, np.int16), "y": np.full(2, number)} for number in (1, 2)]
-    schema = {"x": Field("array", "int16", (2, None)), "y": Field("array", "int64", (2,))}
-    write_samples(tmp_path / "a.arrow", samples, schema)
-    table = pa.ipc.open_file(str(tmp_path / "a.arrow")).read_all()
-    assert table.column("x").to_pylist()[1] == {"data": [2, 2, 2, 2], "shape": [2, 2]}
-    assert table.column("y").combine_chunks().to_numpy_ndarray().tolist() == [[1, 1], [2, 2]]
-    assert table.schema.field("x").type.extension_name == "arrow.variable_shape_tensor"
 
 
 @pytest.mark.parametrize("metadata", [b"{}", b'{"permutation": [1, 0]}'])
@@ -259,22 +229,6 @@ def test_metadata_that_does_not_fit_is_refused(tmp_path: Path, words: bytes) -> 
         penstock.open(tmp_path / "a.arrow")
 
 
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_files_are_joined(tmp_path: Path, compression: str) -> None:
-    numbers = [np.arange(number) for number in range(30)]
-    schema = {"x": Field("array", "int64", (None,))}
-    parts = [str(tmp_path / f"{part}.arrow") for part in range(3)]
-    for part, path in enumerate(parts):
-        samples = [{"x": one} for one in numbers[part * 10 : part * 10 + 10]]
-        write_samples(path, samples, schema, compression=compression)
-    concat_files(parts, str(tmp_path / "all.arrow"))
-    source = penstock.open(tmp_path / "all.arrow")
-    assert source.schema == schema
-    assert source.chunk_starts.tolist() == [0, 10, 20, 30]
-    assert [sample["x"].tolist() for sample in source] == [one.tolist() for one in numbers]
-    source.close()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_forks_and_pickles_read_the_same(tmp_path: Path, kind: str) -> None:
     ipc(tmp_path / "a.arrow", kind, pa.table({"x": np.arange(640)}), 64)
@@ -294,12 +248,6 @@ def test_threads_forks_and_pickles_read_the_same(tmp_path: Path, kind: str) -> N
 def test_what_is_no_arrow_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.arrow").write_bytes(data)
     with pytest.raises(SourceError, match=r"a\.arrow"):
-        penstock.open(tmp_path / "a.arrow")
-
-
-def test_an_empty_file_is_refused_for_its_size(tmp_path: Path) -> None:
-    (tmp_path / "a.arrow").write_bytes(b"")
-    with pytest.raises(SourceError, match=r"a\.arrow is no Arrow file: it has 0 bytes"):
         penstock.open(tmp_path / "a.arrow")
 
 
@@ -349,42 +297,6 @@ def test_a_compressed_batch_that_states_more_than_the_limit_takes_no_memory(
     with pytest.raises(RecordError, match=r"its batch has 160000000 bytes unpacked.* raise max_record_nbytes"):
         source[len(source) - 1]
     source.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_mutated_files_give_nothing_but_errors_and_samples(tmp_path: Path, kind: str) -> None:
-    ipc(tmp_path / "good", kind, TABLE.append_column("c", pa.array(["ab", "cd"] * 15).dictionary_encode()), 10)
-    good = (tmp_path / "good").read_bytes()
-    rng, refused = random.Random(0), 0
-    for _ in range(120):
-        bad = bytearray(good)
-        for _ in range(rng.randint(1, 3)):
-            at = rng.randrange(len(bad))
-            if rng.random() < 0.7:
-                bad[at] = rng.randrange(256)
-            elif rng.random() < 0.5:
-                del bad[at : at + rng.randint(1, 50)]
-            else:
-                bad[at:at] = rng.randbytes(rng.randint(1, 50))
-        (tmp_path / "a.arrow").write_bytes(bad)
-        refused += tried(tmp_path / "a.arrow")
-    assert refused > 30
-
-
-def tried(path: Path) -> bool:
-    """Read all that can be read; return whether anything was refused."""
-    try:
-        source = penstock.open(path)
-    except SourceError:
-        return True
-    refused = False
-    for index in range(min(len(source), 100)):
-        try:
-            source[index]
-        except RecordError:
-            refused = True
-    source.close()
-    return refused
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -31,7 +31,7 @@ import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError, WorkerKilledError
 from penstock.data.formats import column_source
 from penstock.data.formats.column_source import ColumnSource
-from penstock.data.formats.hdf5 import rows
+from penstock.data.formats.hdf5 import dataset_rows as rows
 from penstock.data.formats.hdf5.concat_files import concat_files
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.source import open_files
@@ -626,7 +626,7 @@ def test_a_shuffled_epoch_unpacks_each_chunk_once(
     tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch, workers: int, worker_type: Any
 ) -> None:
     if worker_type == "process":  # a thread may begin with batches that are meant for others
-        monkeypatch.setattr("penstock.data.chunks.chunk_cache._SMALL", 0)
+        monkeypatch.setattr("penstock.data.rows._SMALL_CACHE_NBYTES", 0)
     x = RNG.integers(0, 256, (1000, 30), np.uint8)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=x, chunks=(8, 30), compression="gzip")

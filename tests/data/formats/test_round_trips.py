@@ -62,8 +62,8 @@ def test_what_is_written_is_read(format: Format) -> None:
     round_trip()
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(GENERAL, 2)), ids=lambda name: name)
-def test_any_format_goes_into_any_other_and_back(first: str, second: str) -> None:
+@pytest.mark.parametrize(("first", "second"), [*itertools.pairwise((*GENERAL, GENERAL[0]))], ids=lambda name: name)
+def test_a_format_goes_into_another_and_back(first: str, second: str) -> None:
     one, other = formats(first)[0], formats(second)[0]
 
     @settings(ROUND, max_examples=3)

@@ -10,8 +10,7 @@ Ragged arrays are a group with the attribute "penstock_ragged", their shape with
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,37 +19,13 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues
 from penstock.data.formats.column_source import ArrayLayout, Column
+from penstock.data.rows import translate_errors
 from penstock.data.schema import Field, Sample, Schema, fitted
 
 RAGGED = "penstock_ragged"
 
 _SHOWN = 50
 """Arrays in an error."""
-
-LIBRARY_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SystemError,
-    TypeError,
-    ValueError,
-)
-"""What h5py and the zarr package raise for data that are broken, use features that they lack, or cannot be written."""
-
-
-@contextmanager
-def translate_errors(what: str) -> Iterator[None]:
-    """Raise SourceError, of what went wrong, for whatever h5py and the zarr package raise."""
-    try:
-        yield
-    except SourceError:
-        raise
-    except LIBRARY_ERRORS as error:
-        raise SourceError(f"{what}: {error}") from error
-
 
 OpenRows = Callable[[Any, Any, Any], ChunkedRows]
 """Returns what reads the rows of an array, given its layout, the file as a process has it open, and a cache."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.chunks.chunk_cache import ChunkCache
+from penstock.data.rows import ChunkCache
 from penstock.data.schema import Field
 
 Wanted = slice | np.ndarray

@@ -18,9 +18,8 @@ import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.chunked_rows import RaggedValues, Values, Wanted
+from penstock.data.rows import ChunkCache, ConcatIndex
 from penstock.data.sample_batch import as_slice, put_in_order, samples_of
 from penstock.data.schema import Field, Sample, Schema, common_dtype
 from penstock.data.source import Source

@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
+from penstock.data.rows import ConcatIndex
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage

@@ -9,7 +9,6 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.core.errors import OptionError
-from penstock.data.numbered_samples import NumberedSamples
 from penstock.data.sample_cache.dataset_identity import fingerprint
 from penstock.data.sample_cache.sample_cache import CacheInfo, SampleCache, Where, open_cache
 from penstock.distributed.rank import Distributed
@@ -21,7 +20,7 @@ def open_cached(
     """Return a dataset that makes each sample of `dataset` once; see `penstock.cached`."""
     name = type(dataset).__qualname__
     has_state = all(callable(getattr(dataset, one, None)) for one in ("state_dict", "load_state_dict"))
-    if has_state and not isinstance(dataset, NumberedSamples):  # a source has one for those who iterate it
+    if has_state and not hasattr(type(dataset), "read_paths"):  # a source has one for those who iterate it
         raise OptionError(
             f"{name} has a state (state_dict), which a sample that is read from a cache would not move on; cache a "
             "dataset without one inside of it"

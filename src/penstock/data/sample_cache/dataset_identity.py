@@ -22,7 +22,6 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.core.object_attributes import attributes_of
-from penstock.data.numbered_samples import NumberedSamples
 
 _ENTRIES = 1024
 _FILES = 1 << 16
@@ -67,7 +66,7 @@ def _code_text(function: Any) -> str:
 def _source_texts(dataset: Any) -> Iterator[str]:
     where = str(getattr(dataset, "where", ""))
     yield os.path.basename(where)
-    if not isinstance(dataset, NumberedSamples) or dataset.parts:
+    if not hasattr(type(dataset), "read_paths") or dataset.parts:
         return
     paths = dataset.read_paths()
     for path in (paths[place] for place in _spread(len(paths), _FILES)):

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from penstock.data.chunks.chunk_shuffle import ChunkShuffle
+from penstock.data.chunk_shuffle import ChunkShuffle
 from penstock.loader.sampling.indexed_order import DrawnIndices, IndexedOrder, SequentialIndices, randperm
 from penstock.loader.sampling.rank_sampler import RankSampler, order_of_ranks, share_of
 from penstock.loader.sampling.sharding import Share

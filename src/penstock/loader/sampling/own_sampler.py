@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from penstock.data.chunks.chunk_shuffle import ChunkShuffle
+from penstock.data.chunk_shuffle import ChunkShuffle
 from penstock.data.source import Source
 from penstock.loader.sampling.rank_sampler import RankSampler
 from penstock.loader.sampling.sharding import Share, Uneven

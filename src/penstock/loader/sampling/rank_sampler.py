@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from penstock.data.chunks.chunk_shuffle import ChunkShuffle
+from penstock.data.chunk_shuffle import ChunkShuffle
 from penstock.loader.sampling.indexed_order import (
     DrawnIndices,
     IndexedOrder,

@@ -2,7 +2,8 @@
 
 A file is mapped into memory. Where its batches lie, and how many rows each has, is taken from the messages when it is
 opened: bodies stay unread, but must lie within the file. Samples of batches that are not compressed are views of the
-map. types.py has the types that are read and how arrays are written ("tensors" by default).
+map. types.py has the types that are read and how arrays are written ("tensors" by default). A stream with dictionaries,
+which it may replace, is read whole. Files of the other byte order are refused.
 
 Nobody may write or shorten a file while it is mapped.
 """
@@ -18,7 +19,7 @@ from typing import Any
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.formats.arrow.ipc_message import footer_blocks, unpacked_nbytes
-from penstock.data.formats.arrow.table_source import TableSource, translate_errors
+from penstock.data.formats.arrow.table import TableSource, translate_arrow_errors
 from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter
 from penstock.data.optional import need
@@ -42,51 +43,49 @@ class IpcFile:
     spans: list[tuple[int, int]]
     """The bytes of its message."""
     has_dictionaries: bool
-    is_swapped: bool
-    """Whether it is of the other byte order."""
     is_packed: bool
     """Whether its first batch is compressed."""
     dictionary_nbytes: int = 0
     """What its compressed dictionaries unpack to: all of them are read with the first batch."""
-
-    @property
-    def is_read_whole(self) -> bool:
-        """Whether no batch is read alone: a stream may replace its dictionaries, and only its reader swaps bytes."""
-        return self.is_stream and (self.has_dictionaries or self.is_swapped)
 
 
 def scan_file(path: str) -> IpcFile:
     """Return where the batches of a file or a stream lie.
 
     Raises:
-        SourceError: it is damaged, or neither.
+        SourceError: it is damaged, neither, or of the other byte order.
     """
-    pa = need("pyarrow", "parquet")
-    with translate_errors(path):
+    with translate_arrow_errors(path):
         data = _map(path)
         if data.size < len(_MAGIC):
             raise SourceError(f"{path} is no Arrow file: it has {data.size} bytes")
         magic = data.slice(0, len(_MAGIC)).to_pybytes()
         if magic.startswith(b"FEA1"):
             raise SourceError(f"{path} is a Feather file of version 1, which is not read; write version 2 of it")
-        if magic == _MAGIC:
-            return _scan_by_footer(path, data)
-        messages = pa.BufferReader(data)
-        schema, no_columns = pa.ipc.read_schema(messages), pa.schema([])
-        messages.seek(0)
-        rows: list[int] = []
-        spans, has_dictionaries, is_packed = [], False, False
-        begin = 0
-        for message in pa.ipc.MessageReader.open_stream(messages):
-            end = messages.tell()
-            if message.type == "record batch":
-                is_packed = is_packed if rows else unpacked_nbytes(message) is not None
-                rows.append(pa.ipc.read_record_batch(message, no_columns).num_rows)
-                spans.append((begin, end))
-            has_dictionaries = has_dictionaries or message.type == "dictionary"
-            begin = end
-        read_schema = pa.ipc.open_stream(data).schema
-    return IpcFile(path, data.size, True, read_schema, rows, spans, has_dictionaries, schema != read_schema, is_packed)
+        return _scan_by_footer(path, data) if magic == _MAGIC else _scan_stream(path, data)
+
+
+def _scan_stream(path: str, data: Any) -> IpcFile:
+    pa = need("pyarrow", "parquet")
+    messages, no_columns = pa.BufferReader(data), pa.schema([])
+    schema = pa.ipc.read_schema(messages)
+    if schema != pa.ipc.open_stream(data).schema:  # which has it in this machine's
+        raise _swapped(path)
+    messages.seek(0)
+    rows, spans, dictionary_nbytes = list[int](), list[tuple[int, int]](), 0
+    is_packed = has_dictionaries = False
+    begin = 0
+    for message in pa.ipc.MessageReader.open_stream(messages):
+        end = messages.tell()
+        if message.type == "record batch":
+            is_packed = is_packed if rows else unpacked_nbytes(message) is not None
+            rows.append(pa.ipc.read_record_batch(message, no_columns).num_rows)
+            spans.append((begin, end))
+        elif message.type == "dictionary":
+            has_dictionaries = True
+            dictionary_nbytes += unpacked_nbytes(message) or 0
+        begin = end
+    return IpcFile(path, data.size, True, schema, rows, spans, has_dictionaries, is_packed, dictionary_nbytes)
 
 
 def _scan_by_footer(path: str, data: Any) -> IpcFile:
@@ -96,15 +95,16 @@ def _scan_by_footer(path: str, data: Any) -> IpcFile:
     end = data.size - len(_MAGIC) - 4
     nbytes = int.from_bytes(data.slice(end, 4).to_pybytes(), "little")
     dictionaries, spans, is_swapped = footer_blocks(data.slice(end - nbytes, nbytes))
-    rows: list[int] = []
-    is_packed = False
-    for begin, stop in spans:
-        message = _message(data, begin, stop)
-        is_packed = is_packed if rows else unpacked_nbytes(message) is not None
-        rows.append(pa.ipc.read_record_batch(message, no_columns).num_rows)
+    if is_swapped:
+        raise _swapped(path)
+    is_packed = bool(spans) and unpacked_nbytes(_message(data, *spans[0])) is not None
+    rows = [pa.ipc.read_record_batch(_message(data, *span), no_columns).num_rows for span in spans]
     unpacked = sum(unpacked_nbytes(_message(data, *span)) or 0 for span in dictionaries)
-    facts = bool(dictionaries), is_swapped, is_packed, unpacked
-    return IpcFile(path, data.size, False, reader.schema, rows, spans, *facts)
+    return IpcFile(path, data.size, False, reader.schema, rows, spans, bool(dictionaries), is_packed, unpacked)
+
+
+def _swapped(path: str) -> SourceError:
+    return SourceError(f"{path} is of the other byte order (big-endian), which is not read; write it anew with pyarrow")
 
 
 def _message(data: Any, begin: int, end: int) -> Any:
@@ -126,28 +126,23 @@ def _map(path: str) -> Any:
 class ArrowSource(TableSource):
     """Rows of Arrow files; see the module."""
 
-    def scan(self, storage: Storage) -> Iterable[tuple[list[int], Any]]:
-        """Yield the rows of each batch of a file, and its schema, for each file."""
-        most = self._max_record_nbytes
-        self._ipc = [scan_file(storage.local(path)) for path in self._paths]
-        for file in self._ipc:
-            if file.is_read_whole and file.is_swapped and file.nbytes > most:
-                raise SourceError(
-                    f"{file.path}: {file.nbytes} bytes, of another byte order, have to be in memory to read any row; "
-                    "see max_record_nbytes"
-                )
-        self._maps = [PerProcess(partial(_MappedFile, file, most), _MappedFile.close) for file in self._ipc]
+    def scan(self, paths: Sequence[str], storage: Storage, max_record_nbytes: int) -> Iterable[tuple[list[int], Any]]:
+        """Return the rows of each batch of a file, and its schema, for each file."""
+        self._ipc = [scan_file(storage.local(path)) for path in paths]
+        self._maps = [
+            PerProcess(partial(_MappedFile, file, max_record_nbytes), _MappedFile.close) for file in self._ipc
+        ]
         return [(file.rows, file.schema) for file in self._ipc]
 
-    def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
+    def batches(self, file: int, group: int, columns: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
         """Yield a record batch, and the bytes that it costs to keep: a view of a map costs little."""
-        batch = self._maps[file].get().batch(number, {path[0] for path in columns})
-        is_view = not (self._ipc[file].is_packed or self._ipc[file].is_swapped)
-        yield batch, _VIEW_NBYTES * batch.num_columns if is_view else batch.get_total_buffer_size()
+        batch = self._maps[file].get().batch(group, {path[0] for path in columns})
+        is_packed = self._ipc[file].is_packed
+        yield batch, batch.get_total_buffer_size() if is_packed else _VIEW_NBYTES * batch.num_columns
 
-    def offset(self, file: int, number: int) -> int:
+    def offset(self, file: int, group: int) -> int:
         """Return the byte at which a batch's message begins."""
-        return self._ipc[file].spans[number][0]
+        return self._ipc[file].spans[group][0]
 
     def close(self) -> None:
         """Let go of what this process keeps; maps go when no sample is a view of them any more."""
@@ -161,7 +156,7 @@ class _MappedFile:
 
     Args:
         file: which.
-        most_nbytes: that its batches may unpack to, where all have to be in memory to read one.
+        most_nbytes: that a batch, and what is unpacked with it, may unpack to.
     """
 
     def __init__(self, file: IpcFile, most_nbytes: int) -> None:
@@ -170,7 +165,7 @@ class _MappedFile:
         self._threads = threading.local()
         self._whole: list[Any] | None = None
         self._lock = threading.Lock()
-        with translate_errors(file.path):
+        with translate_arrow_errors(file.path):
             self._data = _map(file.path)
         if self._data.size < file.nbytes:  # reading beyond its end would be fatal
             raise SourceError(f"{file.path} is shorter than it was when it was opened")
@@ -182,17 +177,18 @@ class _MappedFile:
     def batch(self, number: int, columns: set[str]) -> Any:
         """Return a record batch with these columns, and perhaps others."""
         file = self._file
-        if file.is_read_whole:
+        if file.is_stream and file.has_dictionaries:
             return self._all_batches()[number]
-        self._check(_message(self._data, *file.spans[number]), file.dictionary_nbytes)
-        if file.has_dictionaries or file.is_swapped or (file.is_packed and not file.is_stream):
+        self._check([file.spans[number]])
+        if file.has_dictionaries or (file.is_packed and not file.is_stream):
             return self._reader(columns).get_batch(number)
         begin, end = file.spans[number]
         return need("pyarrow", "parquet").ipc.read_record_batch(self._data.slice(begin, end - begin), file.schema)
 
-    def _check(self, message: Any, more_nbytes: int) -> None:
-        """Raise SourceError if a batch that is compressed, and what is unpacked with it, takes too much memory."""
-        nbytes = more_nbytes + (unpacked_nbytes(message) or 0)
+    def _check(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Raise SourceError if batches that are compressed, and their dictionaries, take too much memory."""
+        messages = (_message(self._data, *span) for span in spans)
+        nbytes = self._file.dictionary_nbytes + sum(unpacked_nbytes(message) or 0 for message in messages)
         if nbytes > self._most_nbytes:
             raise SourceError(
                 f"its batch has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
@@ -214,15 +210,8 @@ class _MappedFile:
     def _all_batches(self) -> list[Any]:
         with self._lock:
             if self._whole is None:
-                ipc, nbytes = need("pyarrow", "parquet").ipc, 0
-                for message in ipc.MessageReader.open_stream(self._data):
-                    nbytes += 0 if message.type == "schema" else unpacked_nbytes(message) or 0
-                if nbytes > self._most_nbytes:
-                    raise SourceError(
-                        "its batches have dictionaries or another byte order, so all have to be in memory, and "
-                        f"they have {nbytes} bytes unpacked; max_record_nbytes is {self._most_nbytes}"
-                    )
-                self._whole = [*ipc.open_stream(self._data)]
+                self._check(self._file.spans)
+                self._whole = [*need("pyarrow", "parquet").ipc.open_stream(self._data)]
             return self._whole
 
 
@@ -250,7 +239,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
         SourceError: one cannot be read, or `path` cannot be written.
     """
     pa = need("pyarrow", "parquet")
-    with translate_errors(path, "parts cannot be concatenated"):
+    with translate_arrow_errors(path, "parts cannot be concatenated"):
         files = [scan_file(part) for part in parts]
         is_packed = any(file.is_packed and file.rows for file in files)
         with _sink(path, files[0].schema, "zstd" if is_packed else "none") as sink:
@@ -263,6 +252,6 @@ def concat_files(parts: Sequence[str], path: str) -> None:
 
 def _sink(path: str, schema: Any, compression: str) -> Any:
     pa = need("pyarrow", "parquet")
-    with translate_errors(path, "it cannot be written"):
+    with translate_arrow_errors(path, "it cannot be written"):
         options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression, use_threads=False)
         return pa.ipc.new_file(path, schema, options=options)

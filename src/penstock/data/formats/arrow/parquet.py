@@ -1,7 +1,8 @@
 """Parquet files: their rows by number, row group by row group.
 
 See types.py for the types that are read, and how arrays are written ("raw" by default). A process keeps a few files
-open. No handle crosses a fork, and no two threads read by one. Columns of other fields are not read.
+open. No handle crosses a fork, and no two threads read by one. Columns of other fields are not read. A file with a
+column that is encrypted is refused.
 
 What a row group unpacks to is checked before pyarrow unpacks it: its footer may state anything, and a page of some
 bytes may be gigabytes. So the headers of its pages are read (parquet_pages.py), once in each process:
@@ -19,18 +20,17 @@ penstock's DataLoader, reads from a few row groups at a time.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.formats.arrow.parquet_pages import ChunkPages, read_pages
-from penstock.data.formats.arrow.table_source import TableSource, translate_errors
+from penstock.data.formats.arrow.table import TableSource, translate_arrow_errors
 from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter
 from penstock.data.optional import need
@@ -39,6 +39,8 @@ from penstock.data.storage.storage import Storage
 
 _TAIL_NBYTES = 64 << 10
 _MOST_FOOTER_NBYTES = 256 << 20
+_SIGNATURE_NBYTES = 28
+"""Behind the footer of a file with encrypted columns, where the footer itself is not."""
 _PIECE_NBYTES = 16 << 20
 _FEWEST_ROWS, _MOST_ROWS = 16, 4096
 """Of a row group, that are unpacked at once where their sizes differ."""
@@ -54,24 +56,24 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBL
 class ParquetSource(TableSource):
     """Rows of Parquet files; see the module."""
 
-    def scan(self, storage: Storage) -> Iterable[tuple[list[int], Any]]:
+    def scan(self, paths: Sequence[str], storage: Storage, max_record_nbytes: int) -> Iterable[tuple[list[int], Any]]:
         """Yield the rows of each row group of a file, and its schema, for each file; only footers are read."""
         self._opened = PerProcess(partial(_OpenFiles, storage), _OpenFiles.close)
-        for path in self._paths:
+        for path in paths:
             metadata = footer(storage, path)
-            with translate_errors(path):
+            with translate_arrow_errors(path):
                 rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
                 yield rows, _open(need("pyarrow", "parquet").BufferReader(b""), metadata).schema_arrow
 
-    def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
+    def batches(self, file: int, group: int, columns: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
         """Yield a row group's record batches, and the bytes that each has."""
-        opened = self._opened.get()
-        known = opened.known(self._paths[file], tuple(".".join(column) for column in columns))
-        rows = known.rows_at_once(number, self._max_record_nbytes)
+        opened, dotted = self._opened.get(), tuple(map(".".join, columns))
+        known = opened.known(self._paths[file])
+        rows = known.rows_at_once(group, dotted, self._max_record_nbytes)
         reader = opened.take(known)
-        for batch in reader.iter_batches(rows, row_groups=[number], columns=known.columns, use_threads=False):
+        for batch in reader.iter_batches(rows, row_groups=[group], columns=dotted, use_threads=False):
             yield batch, batch.nbytes
-        opened.idle.append((known.local, reader))
+        opened.idle.append((known.path, reader))
 
     def close(self) -> None:
         """Close the files that this process has open."""
@@ -84,55 +86,36 @@ class _OpenFiles:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._known: dict[tuple[str, tuple[str, ...]], _Footer] = {}
+        self._known: dict[str, _KnownFile] = {}
         self.idle: deque[tuple[str, Any]] = deque(maxlen=_MOST_IDLE)
-        """Paths and files; those that a thread reads are not among them."""
+        """Local paths and files; those that a thread reads are not among them."""
 
-    def known(self, path: str, columns: tuple[str, ...]) -> _Footer:
-        found = self._known.get((path, columns))
+    def known(self, path: str) -> _KnownFile:
+        found = self._known.get(path)
         if found is None:
             local = self._storage.local(path)
             reader = _open(local)
             self.idle.append((local, reader))
-            found = self._known[path, columns] = _Footer.of(reader.metadata, local, columns)
+            found = self._known[path] = _KnownFile(local, reader.metadata)
         return found
 
-    def take(self, known: _Footer) -> Any:
+    def take(self, known: _KnownFile) -> Any:
         """Return a file that no other thread has."""
         for entry in tuple(self.idle):
-            if entry[0] == known.local:
+            if entry[0] == known.path:
                 with contextlib.suppress(ValueError):  # another thread has taken it
                     self.idle.remove(entry)
                     return entry[1]
-        return _open(known.local, known.metadata)
+        return _open(known.path, known.metadata)
 
     def close(self) -> None:
         self._known.clear()
         self.idle.clear()
 
 
-def _open(file: Any, metadata: Any = None) -> Any:
+def _open(file: Any, metadata: Any = None, **options: Any) -> Any:
     open_file = need("pyarrow.parquet", "parquet").ParquetFile
-    return open_file(file, metadata=metadata, page_checksum_verification=True)
-
-
-class _Unreadable(io.RawIOBase):
-    """A file of more bytes than any, none of which can be read."""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return offset if whence == os.SEEK_SET else 1 << 62
-
-    def tell(self) -> int:
-        return 1 << 62
-
-    def read(self, nbytes: int = -1) -> bytes:
-        return b""  # pyarrow 26 keeps what is raised here, and so the frames of its callers
+    return open_file(file, metadata=metadata, page_checksum_verification=True, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,108 +130,79 @@ class _Leaf:
     """Whether a row may have several values."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Footer:
-    """What a process knows of a file of which some columns are read."""
+class _KnownFile:
+    """What a process knows of a local file: its footer, and what its row groups unpack to."""
 
-    metadata: Any
-    """pyarrow's FileMetaData."""
-    local: str
-    columns: tuple[str, ...]
-    """Dotted paths, of leaves or of what holds them."""
-    leaves: tuple[_Leaf, ...]
-    """Of these columns."""
-    checked: dict[int, int] = field(default_factory=dict)
-    """How many rows of a row group to unpack at once, by number: of those whose sizes have been checked."""
+    def __init__(self, path: str, metadata: Any) -> None:
+        self.path = path
+        self.metadata = metadata
+        self._leaves: dict[tuple[str, ...], list[_Leaf]] = {}
+        self._checked: dict[tuple[int, tuple[str, ...]], int] = {}
 
-    @classmethod
-    def of(cls, metadata: Any, local: str, columns: tuple[str, ...]) -> _Footer:
-        leaves, wanted = [], set(columns)
-        for index, leaf in enumerate(map(metadata.schema.column, range(metadata.num_columns))):
+    def rows_at_once(self, number: int, columns: tuple[str, ...], most_nbytes: int) -> int:
+        """Return how many rows of a row group to unpack at once; raise SourceError if it unpacks to too many bytes.
+
+        Args:
+            number: of the row group.
+            columns: dotted paths, of leaves or of what holds them.
+            most_nbytes: that these may have unpacked.
+        """
+        if columns not in self._leaves:
+            self._leaves[columns] = self._leaves_of(columns)
+        if (number, columns) not in self._checked:
+            self._checked[number, columns] = self._check(number, self._leaves[columns], most_nbytes)
+        return self._checked[number, columns]
+
+    def _leaves_of(self, columns: tuple[str, ...]) -> list[_Leaf]:
+        found, wanted = [], set(columns)
+        for index, leaf in enumerate(map(self.metadata.schema.column, range(self.metadata.num_columns))):
             parts = leaf.path.split(".")
             if any(".".join(parts[:end]) in wanted for end in range(1, len(parts) + 1)):
                 width = _WIDTHS.get(leaf.physical_type, max(0, leaf.length))
-                leaves.append(_Leaf(index, leaf.path, width, leaf.max_repetition_level > 0))
-        return cls(metadata, local, columns, tuple(leaves))
+                found.append(_Leaf(index, leaf.path, width, leaf.max_repetition_level > 0))
+        return found
 
-    def rows_at_once(self, number: int, most_nbytes: int) -> int:
-        """Return how many rows of a row group to unpack at once; raise SourceError if it unpacks to too many bytes."""
-        if number not in self.checked:
-            self.checked[number] = self._check(number, most_nbytes)
-        return self.checked[number]
-
-    def _check(self, number: int, most_nbytes: int) -> int:
-        if (
-            not self.checked
-        ):  # columns are encrypted in all row groups; to ask for each would take longer than to read one
-            self._refuse_encrypted(number)
+    def _check(self, number: int, leaves: list[_Leaf], most_nbytes: int) -> int:
         group = self.metadata.row_group(number)
         rows: int = group.num_rows
-        descriptor = os.open(self.local, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            chunks = [(leaf, _pages(descriptor, leaf, group.column(leaf.index))) for leaf in self.leaves]
+            chunks = [(leaf, _pages(descriptor, leaf, group.column(leaf.index))) for leaf in leaves]
         finally:
             os.close(descriptor)
         nbytes = sum(_certain_nbytes(leaf, pages, rows) for leaf, pages in chunks)
         _check_nbytes(nbytes, most_nbytes)
         repeating = [(leaf, pages) for leaf, pages in chunks if not leaf.width and pages.dictionary_values]
-        for bound in (_by_dictionary, self._by_longest_entry, self._by_entries):
+        for bound in (_by_dictionary, self._by_longest_entry):
             if nbytes + sum(bound(leaf, pages, number) for leaf, pages in repeating) <= most_nbytes:
                 break
         else:
-            _check_nbytes(nbytes + sum(self._by_entries(*one, number) for one in repeating), most_nbytes)
-        if all(leaf.width and not leaf.is_repeated for leaf in self.leaves):
+            _check_nbytes(nbytes + sum(self._by_entries(leaf, number) for leaf, _ in repeating), most_nbytes)
+        if all(leaf.width and not leaf.is_repeated for leaf in leaves):
             return max(1, rows)
         growing = sum(pages.largest_nbytes * -(-pages.delta_values // max(1, rows)) for _, pages in chunks)
         few = most_nbytes // (4 * growing) if growing else rows
-        return max(1, min(rows, _MOST_ROWS, few, self._usual_rows(group)))
-
-    def _refuse_encrypted(self, number: int) -> None:
-        """Raise SourceError if a column is encrypted: to ask pyarrow 26 where its pages are would end the process.
-
-        Reading it is an error, which comes before the first byte is read.
-        """
-        open_file = need("pyarrow.parquet", "parquet").ParquetFile
-        reader = open_file(_Unreadable(), metadata=self.metadata, buffer_size=1)
-        for columns in ([*self.columns], *([one] for one in self.columns)):
-            try:
-                next(reader.iter_batches(1, row_groups=[number], columns=columns, use_threads=False), None)
-            except OSError as error:
-                is_encrypted = "decrypt" in str(error)
-            else:
-                is_encrypted = False
-            if not is_encrypted and len(columns) == len(self.columns):
-                return
-            if is_encrypted and len(columns) == 1:
-                raise SourceError(
-                    f"column {columns[0]!r} is encrypted; leave it out with fields=, or write the file "
-                    "without encryption"
-                )
-
-    def _usual_rows(self, group: Any) -> int:
-        """Return how many rows have about `_PIECE_NBYTES`: pyarrow makes room for them, and shrinks it in the end."""
-        rows: int = _PIECE_NBYTES * group.num_rows // max(1, group.total_byte_size)
-        return max(_FEWEST_ROWS, rows)
+        # pyarrow makes room for as many rows as it is asked for, and shrinks it in the end
+        usual: int = max(_FEWEST_ROWS, _PIECE_NBYTES * rows // max(1, group.total_byte_size))
+        return max(1, min(rows, _MOST_ROWS, few, usual))
 
     def _by_longest_entry(self, leaf: _Leaf, pages: ChunkPages, number: int) -> int:
         pc = need("pyarrow.compute", "parquet")
-        first = next(self._dictionaries(leaf, number, 1), None)
-        if first is None:
-            return 0
-        return pages.dictionary_values * int(pc.max(pc.binary_length(first.dictionary)).as_py() or 0)
+        for first in self._dictionaries(leaf, number, 1):
+            return pages.dictionary_values * int(pc.max(pc.binary_length(first.dictionary)).as_py() or 0)
+        return 0
 
-    def _by_entries(self, leaf: _Leaf, pages: ChunkPages, number: int) -> int:
+    def _by_entries(self, leaf: _Leaf, number: int) -> int:
         pc = need("pyarrow.compute", "parquet")
-        found = 0
-        for array in self._dictionaries(leaf, number, _MOST_ROWS):
-            found += int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
-        return found
+        lengths = (
+            pc.binary_length(array.dictionary).take(array.indices)
+            for array in self._dictionaries(leaf, number, _MOST_ROWS)
+        )
+        return sum(int(pc.sum(one).as_py() or 0) for one in lengths)
 
     def _dictionaries(self, leaf: _Leaf, number: int, rows: int) -> Iterator[Any]:
         """Yield a column's values as numbers of dictionary entries, which takes no memory for each value's bytes."""
-        opened = need("pyarrow.parquet", "parquet").ParquetFile(
-            self.local, metadata=self.metadata, read_dictionary=[leaf.path]
-        )
+        opened = _open(self.path, self.metadata, read_dictionary=[leaf.path])
         types = need("pyarrow", "parquet").types
         for batch in opened.iter_batches(rows, row_groups=[number], columns=[leaf.path], use_threads=False):
             array = batch.column(0)
@@ -260,8 +214,6 @@ class _Footer:
                 else:
                     raise SourceError(f"column {leaf.path!r} repeats long values, and its type is {array.type}")
             yield array
-            if rows == 1:
-                return
 
 
 def _pages(descriptor: int, leaf: _Leaf, chunk: Any) -> ChunkPages:
@@ -314,12 +266,15 @@ def footer(storage: Storage, path: str) -> Any:
     if needed > min(nbytes, _MOST_FOOTER_NBYTES):
         raise SourceError(f"{path}: its footer should have {needed} bytes, and it has {nbytes}")
     found = tail[-needed:] if needed <= len(tail) else _tail(storage, path, needed)
-    with translate_errors(path, "its footer cannot be read"):
-        return parquet.read_metadata(pa.BufferReader(found))
+    with translate_arrow_errors(path, "its footer cannot be read"):
+        metadata = parquet.read_metadata(pa.BufferReader(found))
+    if metadata.serialized_size == needed - 8 - _SIGNATURE_NBYTES:
+        raise SourceError(f"{path} is a Parquet file with encrypted columns, which is not read; decrypt it first")
+    return metadata
 
 
 def _tail(storage: Storage, path: str, nbytes: int) -> bytes:
-    with translate_errors(path), storage.open(path, storage.nbytes(path) - nbytes) as file:
+    with translate_arrow_errors(path), storage.open(path, storage.nbytes(path) - nbytes) as file:
         return file.read(nbytes)
 
 
@@ -347,7 +302,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
         SourceError: one cannot be read, or `path` cannot be written.
     """
     parquet = need("pyarrow.parquet", "parquet")
-    with translate_errors(path, "parts cannot be concatenated"):
+    with translate_arrow_errors(path, "parts cannot be concatenated"):
         first = footer(Storage(), parts[0])
         groups = first.num_row_groups
         compression = first.row_group(0).column(0).compression if groups and first.num_columns else "zstd"
@@ -362,7 +317,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
 def _sink(path: str, schema: Any, compression: str) -> Any:
     pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
     repeating = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_integer(field.type)]
-    with translate_errors(path, "it cannot be written"):
+    with translate_arrow_errors(path, "it cannot be written"):
         return parquet.ParquetWriter(
             path,
             schema,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.arrow.table_source import translate_errors
+from penstock.data.formats.arrow.table import translate_arrow_errors
 from penstock.data.formats.arrow.types import ARRAY_METADATA, VARIABLE_TENSOR, Layout, unit_type
 from penstock.data.optional import need
 from penstock.data.schema import Field, Sample, Schema, fitted
@@ -77,14 +77,14 @@ class TableWriter:
         try:
             self._flush()
         finally:
-            with translate_errors(self._path, "it cannot be written"):
+            with translate_arrow_errors(self._path, "it cannot be written"):
                 self._sink.close()
 
     def _flush(self) -> None:
         if not self._rows:
             return
         pa = need("pyarrow", "parquet")
-        with translate_errors(self._path, "it cannot be written"):
+        with translate_arrow_errors(self._path, "it cannot be written"):
             columns = [
                 _array([row[name] for row in self._rows], self._schema[name], field.type, self._layout)
                 for name, field in zip(self._schema, self._arrow, strict=True)

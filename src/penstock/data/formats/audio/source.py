@@ -28,12 +28,12 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.errors import OptionError, PenstockError, RecordError, SourceError
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.audio.mp3_frames import count_unstated
 from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.formats.folder_source import FolderSource, choose_fields, read_each
 from penstock.data.formats.media_rows import MediaRows
 from penstock.data.optional import need
+from penstock.data.rows import ConcatIndex
 from penstock.data.schema import Errors, Field, Sample, Selection
 from penstock.data.storage.storage import Storage
 

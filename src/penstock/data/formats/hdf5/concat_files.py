@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import RAGGED, translate_errors
+from penstock.data.formats.array_columns import RAGGED
 from penstock.data.formats.hdf5.writer import append
 from penstock.data.optional import need
+from penstock.data.rows import translate_errors
 
 _BLOCK_NBYTES = 8 << 20
 _BLOCK_VALUES = 4096

@@ -22,15 +22,15 @@ from typing import Any, cast
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.array_columns import RAGGED, ragged_column
 from penstock.data.formats.chunked_rows import Values, native, unsigned
 from penstock.data.formats.column_source import Column, stated_field
+from penstock.data.formats.hdf5.dataset_rows import open_rows
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
-from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.optional import need
+from penstock.data.rows import ChunkCache
 from penstock.data.schema import DTYPES, Field
 
 _NUMBERS = "biufc"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.formats.array_columns import LIBRARY_ERRORS
 from penstock.data.formats.column_source import FileColumns
 from penstock.data.optional import need
+from penstock.data.rows import LIBRARY_ERRORS
 from penstock.data.storage.open_descriptors import OwnedDescriptor
 
 _READS_RANGES = hasattr(os, "preadv")  # not on Windows

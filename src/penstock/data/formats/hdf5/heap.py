@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.hdf5.file import HDF5File
+from penstock.data.rows import ChunkCache
 
 HEAP_REFERENCE = np.dtype([("count", "<u4"), ("address", "<u8"), ("number", "<u4")])
 """An element, as it is stored in the place of the value."""

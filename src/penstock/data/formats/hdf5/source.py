@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import translate_errors
 from penstock.data.formats.column_source import ColumnSource, FileColumns
 from penstock.data.formats.hdf5.fields import read_columns
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.layout import ProbedFile
 from penstock.data.formats.hdf5.select import select_columns
 from penstock.data.optional import need
+from penstock.data.rows import translate_errors
 from penstock.data.schema import Errors, Selection
 from penstock.data.storage.storage import Storage
 

@@ -29,13 +29,13 @@ import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.lmdb.bookkeeping import bookkeeping_keys
 from penstock.data.formats.lmdb.environment import Environment, find_problem, open_environment
 from penstock.data.formats.lmdb.keys import Keys, check_values, list_keys, numbered_keys
 from penstock.data.formats.tfrecord.features import SchemaEncoder
 from penstock.data.formats.tfrecord.source import RecordParser
 from penstock.data.optional import need
+from penstock.data.rows import ConcatIndex
 from penstock.data.sample_batch import put_in_order, samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source

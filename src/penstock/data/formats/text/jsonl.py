@@ -37,10 +37,10 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.partition_names import check_left_out
 from penstock.data.formats.text.json_objects import check_object, parse_json
 from penstock.data.formats.text.lines import LONGEST, Block, blocks
+from penstock.data.rows import ConcatIndex
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
 from penstock.data.storage.foreign_files import is_packed

@@ -16,7 +16,6 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError
 from penstock.core.per_process import PerProcess
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
 from penstock.data.formats.tfrecord.example import Steps, Values, parse_feature_lists, parse_features
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath, parsed_nbytes
@@ -37,6 +36,7 @@ from penstock.data.formats.tfrecord.framing import (
     too_short_message,
 )
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
+from penstock.data.rows import ConcatIndex
 from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source

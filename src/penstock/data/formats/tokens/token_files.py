@@ -17,9 +17,9 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.npy_header import NBYTES, is_npy, read_header, write_header
 from penstock.data.formats.tokens.foreign_headers import find_megatron_index, parse_llm_c, read_megatron_index
+from penstock.data.rows import ConcatIndex
 from penstock.data.storage.foreign_files import refuse_foreign
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.storage import Storage, is_remote

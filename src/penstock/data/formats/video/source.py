@@ -26,7 +26,6 @@ import torch
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.formats.decoding_device import begin_on, decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
@@ -38,6 +37,7 @@ from penstock.data.formats.video.device_decoder import DeviceVideoDecoder
 from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
 from penstock.data.formats.video.frame_index_cache import read_frame_indexes
 from penstock.data.optional import need
+from penstock.data.rows import ConcatIndex
 from penstock.data.schema import Errors, Field, Sample, Selection
 from penstock.data.storage.storage import Storage
 

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from penstock.core.errors import PenstockError, RecordError, SourceError
-from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED, ragged_column, readable
+from penstock.data.formats.array_columns import RAGGED, ragged_column, readable
 from penstock.data.formats.chunked_rows import ChunkedRows, Values, native, unsigned
 from penstock.data.formats.column_source import (
     ArrayLayout,
@@ -35,6 +34,7 @@ from penstock.data.formats.column_source import (
     stated_field,
 )
 from penstock.data.optional import need
+from penstock.data.rows import LIBRARY_ERRORS, ChunkCache
 from penstock.data.schema import Errors, Field, Selection
 from penstock.data.storage.storage import Storage, is_remote
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError
-from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.chunked_rows import ChunkedRows, Wanted
 from penstock.data.formats.hdf5.file import MAX_RATIO, HDF5File
 from penstock.data.formats.hdf5.layout import DatasetLayout
+from penstock.data.rows import ChunkCache
 
 _HARMLESS_NBYTES = 64 << 20
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
-from penstock.data.chunks.chunk_shuffle import ChunkShuffle
+from penstock.data.chunk_shuffle import ChunkShuffle
 from penstock.loader.sampling.indexed_order import blocks_of_rank
 from penstock.loader.sampling.sharding import Share
 
