@@ -7,7 +7,6 @@ import gzip
 import json
 import pickle
 import random
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sample_files import assert_same, datasets, outcomes, write_samples, write_text
+from sample_files import outcomes, write_samples, write_text
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.data.formats.text import json_objects
+from penstock.data.formats.text import jsonl as json_objects
 from penstock.data.formats.text import lines as lines_module
-from penstock.data.formats.text.jsonl import JsonLinesWriter, concat_files, open_files, why_unsupported
-from penstock.data.schema import Field, Selection, plain
+from penstock.data.formats.text.jsonl import JsonLinesWriter, open_files
+from penstock.data.schema import Field, Selection
 from penstock.data.storage.storage import Storage
 
 
@@ -34,24 +33,6 @@ def jsonl(*paths: Path, fields: Any = None, errors: Any = "raise", **options: An
     return open_files(
         [str(path) for path in paths], storage=Storage(), fields=Selection.of(fields), errors=errors, **options
     )
-
-
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=datasets(), suffix=st.sampled_from([".jsonl", ".jsonl.gz"]))
-def test_what_was_written_comes_back(data: Any, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    schema, samples = data
-    path = tmp_path_factory.mktemp("jsonl") / f"all{suffix}"
-    write_samples(path, samples, schema)
-    assert why_unsupported(schema) == ""
-    readers = [list(jsonl(path))]
-    if suffix == ".jsonl":
-        source = jsonl(path, index=True)
-        readers.append([source[number] for number in range(len(source))])
-        source.close()
-    for found in readers:
-        assert len(found) == len(samples)
-        for one, other in zip(samples, found, strict=True):
-            assert_same({name: plain(value) for name, value in one.items()}, {k: plain(v) for k, v in other.items()})
 
 
 def test_lines_are_json_to_the_letter(tmp_path: Path) -> None:
@@ -248,7 +229,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=150)
 @given(text=_objects(_VALUES) | _VALUES, cut=st.none() | st.integers(0, 40))
 def test_a_text_is_read_by_orjson_as_by_json(text: str, cut: int | None) -> None:
     orjson = pytest.importorskip("orjson")
@@ -311,15 +292,6 @@ def test_without_orjson_lines_are_read_too(tmp_path: Path, monkeypatch: pytest.M
     assert sample == {"x": 1, "y/z": "a"}
 
 
-@pytest.mark.slow
-def test_many_broken_lines_take_no_longer_than_others(tmp_path: Path) -> None:
-    path = write_text(tmp_path / "a.jsonl", "x\n" * 200_000)
-    began = time.process_time()
-    found = outcomes(jsonl(path))
-    assert [error.offset for error in found] == list(range(0, 400_000, 2))
-    assert time.process_time() - began < 20
-
-
 def test_pairs_of_surrogates_are_text(tmp_path: Path) -> None:
     (sample,) = jsonl(write_text(tmp_path / "a.jsonl", r'{"x": "\ud83d\ude00"}'))
     assert sample["x"] == "😀"
@@ -365,7 +337,7 @@ def test_passing_over_lines_counts_the_same_ones(
 
 @pytest.mark.slow
 def test_a_truncated_gzip_file_gives_what_it_has(tmp_path: Path) -> None:
-    text = "".join(f'{{"x": {number}, "y": {random.randrange(10**9)}}}\n' for number in range(300_000))
+    text = "".join(f'{{"x": {number}, "y": {random.randrange(10**9)}}}\n' for number in range(30_000))
     whole = gzip.compress(text.encode(), 1)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(whole[: len(whole) * 2 // 3])
@@ -373,20 +345,11 @@ def test_a_truncated_gzip_file_gives_what_it_has(tmp_path: Path) -> None:
     assert [sample["x"] for sample in found[:-1]] == list(range(len(found) - 1))
     assert "they end early" in str(found[-1])
     path.write_bytes(whole + whole + b"\0" * 100)
-    assert sum(1 for _ in jsonl(path)) == 600_000
+    assert sum(1 for _ in jsonl(path)) == 60_000
     with pytest.raises(OptionError, match="gzip"):
         jsonl(path, index=True)
     with pytest.raises(SourceError, match="cannot be read"):
         jsonl(tmp_path, index=True)
-
-
-def test_parts_are_joined(tmp_path: Path) -> None:
-    for suffix in (".jsonl", ".jsonl.gz"):
-        parts = [str(tmp_path / f"{number}{suffix}") for number in range(3)]
-        for number, part in enumerate(parts):
-            write_samples(part, [{"x": value} for value in range(number)], {"x": Field("number", "int64")})
-        concat_files(parts, str(tmp_path / f"all{suffix}"))
-        assert [sample["x"] for sample in jsonl(tmp_path / f"all{suffix}")] == [0, 0, 1]
 
 
 def test_a_sample_of_another_schema_is_refused(tmp_path: Path) -> None:
@@ -418,31 +381,6 @@ def test_an_index_travels_without_its_files(tmp_path: Path) -> None:
         other[1]
     source.close()
     other.close()
-
-
-def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    sample = {"a": np.arange(4), "b": "täxt", "c": b"\x00\xff", "d": np.float32(2.5), "e": {"f": 1}}
-    del sample["e"]
-    path = tmp_path / "a.jsonl"
-    write_samples(path, [sample] * 6)
-    plain_bytes = path.read_bytes()
-    for whole in (plain_bytes, gzip.compress(plain_bytes)):
-        for _ in range(400):
-            data = bytearray(whole)
-            for _ in range(rng.randrange(1, 4)):
-                at = rng.randrange(len(data))
-                what = rng.randrange(3)
-                if what == 0:
-                    data[at] ^= 1 << rng.randrange(8)
-                elif what == 1:
-                    del data[at:]
-                    data += b"\n"
-                else:
-                    data[at:at] = rng.randbytes(rng.randrange(5))
-            path.write_bytes(data)
-            for one in outcomes(jsonl(path, max_record_nbytes=10_000)):
-                assert isinstance(one, dict | RecordError)
 
 
 def test_a_long_name_of_an_object_is_not_repeated_for_each_of_very_many_members(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def fixed_shape_column(array: Any, dtype: str, shape: tuple[int, ...] = (), orde
         array = array.values
         inner = _valid(array)
         if inner is not None:
-            missing = ~inner[start : start + count].reshape(rows, -1).all(axis=1)
-            broken = missing if broken is None else broken | missing
+            missing = np.logical_not(inner[start : start + count].reshape(rows, -1).all(axis=1))
+            broken = missing if broken is None else np.logical_or(broken, missing)
     values = numbers(array, dtype)[start : start + count].reshape(rows, *shape)
     if order:
         values = values.transpose(0, *(axis + 1 for axis in order))

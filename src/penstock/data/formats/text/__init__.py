@@ -22,7 +22,6 @@ def _load_csv() -> Implementation:
     return Implementation(
         open_files=csv.open_files,
         writer=csv.CsvWriter,
-        concat_files=csv.concat_files,
         why_unsupported=csv.why_unsupported,
     )
 

@@ -16,6 +16,7 @@ What JSON does not have is an object too, and `JsonLinesWriter` writes
 
 for all but text, bool, int64, float64 that are finite, and arrays of these with at least one element. Every line is
 JSON to the letter: NaN is no word of it, and is written as a number of NumPy's. (NaN and Infinity are read, though.)
+Lines are parsed by orjson (the extra "jsonl") where that reads them as json does, else by json.
 
 Blank lines are no records. Of two members of one name the last counts. A list is read whole, by each worker, and may
 have `max_record_nbytes`.
@@ -29,17 +30,18 @@ import binascii
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import ExtraError, OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.formats.partition_names import check_left_out
-from penstock.data.formats.text.json_objects import check_object, parse_json
 from penstock.data.formats.text.lines import LONGEST, Block, blocks
+from penstock.data.optional import need
 from penstock.data.rows import ConcatIndex
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
@@ -272,6 +274,58 @@ class _LineParser:
         return room
 
 
+def parse_json(text: bytes) -> Any:
+    """Return what some JSON says; of two members of one name the last.
+
+    orjson makes a float of an integer that has more than 64 bits, and knows no NaN: such text is left to json.
+
+    Raises:
+        ValueError: what is wrong with it.
+
+    >>> parse_json(b'{"x": [1, 2.5, NaN]}'), parse_json(b"18446744073709551616")
+    ({'x': [1, 2.5, nan]}, 18446744073709551616)
+    """
+    if _orjson is not None and _LONG_NUMBER not in text.translate(_DIGITS_TO_0):
+        try:
+            return _orjson.loads(text)
+        except ValueError:  # json says why, or knows it: NaN
+            pass
+    decoded = text.decode()
+    found = json.loads(decoded)
+    if "\\" in decoded and ("\\ud" in decoded or "\\uD" in decoded):
+        json.dumps(found, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
+    return found
+
+
+def check_object(found: Any) -> dict[str, Any]:
+    """Return what is an object.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if type(found) is not dict:
+        raise ValueError(f"it holds {_WORDS.get(type(found), 'a number')}, not an object")
+    return found
+
+
+_WORDS = {list: "a list", str: "a text", bool: "a bool", type(None): "null"}
+
+
+def _usable_orjson() -> Any:
+    """Return orjson; None where it is not installed, or ends the process over deep lists (CVE-2024-27454)."""
+    try:
+        orjson = need("orjson", "jsonl")
+    except ExtraError:
+        return None
+    version = tuple(map(int, re.findall(r"\d+", orjson.__version__)[:3]))
+    return orjson if version >= (3, 9, 15) else None
+
+
+_orjson = _usable_orjson()
+_LONG_NUMBER = b"0" * 19
+_DIGITS_TO_0 = bytes.maketrans(b"123456789", b"000000000")
+
+
 _PACKED = ({"base64"}, {"dtype", "shape", "base64"})
 
 
@@ -311,18 +365,16 @@ def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
         raise misfit from error
     except ValueError:
         return value  # lists of different lengths
-    is_other = int in kinds and made.dtype.kind == "b" and _loses_digits(value, made.tolist())  # 2 is not True
-    if is_other or made.dtype.kind not in "biufc":
+    kind = made.dtype.kind
+    is_other = int in kinds and kind == "b" and _loses_digits(value, made.tolist())  # 2 is not True
+    if is_other or kind not in "biufc":
         raise misfit
-    if made.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
-        raise ValueError("a list holds integers that no one type of 64 bits has")
-    if (
-        dtype is None
-        and {int, float} <= kinds
-        and (np.abs(made) >= _EXACT).any()
-        and _loses_digits(value, made.tolist())
-    ):
-        raise ValueError("a list holds fractions, and an integer that float64 does not hold; dtypes= sets another type")
+    may_lose = int in kinds and kind == "f" and dtype is None and bool((np.abs(made) >= _EXACT).any())
+    if may_lose and (float not in kinds or _loses_digits(value, made.tolist())):
+        raise ValueError(
+            "a list holds an integer that float64 does not hold, and numbers that no other type of 64 bits does; "
+            "dtypes= sets another type"
+        )
     return made
 
 
