@@ -55,18 +55,14 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         ],
         "tune": ["--cpus", "--help", "--json", "--ram", "--step", "--step-ms", "-h"],
         "plan": [
+            "--all",
             "--allow-batch-dependent",
-            "--allow-bf16",
             "--budget",
             "--forward-only",
-            "--gradient-as-bucket-view",
             "--help",
             "--json",
-            "--parallelize",
             "--ranks",
-            "--replicas",
             "--shard",
-            "--tensor-parallel",
             "-h",
         ],
         "report": ["--help", "--html", "--json", "--merge", "--tensorboard", "--trace", "-h"],
@@ -272,8 +268,9 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
         "    def loss_fn(model, x):\n"
         "        return model(x).sum(), len(x)\n"
         "    return model, loss_fn, torch.zeros(256, 64), torch.optim.Adam(model.parameters())\n"
-        "def parallelize(model, mesh):\n"
-        "    assert mesh.mesh_dim_names == ('shard', 'tensor') and mesh.shape == (2, 2)\n"
+        "def shard(model, mesh):\n"
+        "    assert mesh.shape == (4,)\n"
+        "    torch.distributed.fsdp.fully_shard(model, mesh=mesh)\n"
     )
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan", "planned:step", "--budget", "10MiB"]) == 0
@@ -281,16 +278,18 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
     assert cli.main(["plan", "planned:step", "--budget", "10KiB"]) == 1
     assert "nothing fits" in capsys.readouterr().out
     assert cli.main(["plan", "planned:nothing", "--budget", "10KiB"]) == 2
+    assert cli.main(["plan", "planned.py"]) == 2
+    assert "penstock plan planned:step" in capsys.readouterr().err
     assert cli.main(["plan", "a_module_that_is_not_there:step", "--budget", "ten"]) == 2, "before the program runs"
     assert "'ten' is not a size" in capsys.readouterr().err
     assert cli.main(["plan", "planned:step", "--budget", "10MiB", "--ranks", "4", "--shard", "ddp"]) == 0
     assert "communication" in capsys.readouterr().out
-    options = ["--budget", "10MiB", "--ranks", "4", "--tensor-parallel", "2"]
-    assert cli.main(["plan", "planned:step", *options]) == 2
-    assert "pass parallelize=" in capsys.readouterr().err
-    assert cli.main(["plan", "planned:step", *options, "--parallelize", "planned:parallelize"]) == 0
-    assert cli.main(["plan", "planned:step", "--budget", "10MiB", "--forward-only", "--allow-bf16"]) == 0
-    assert "choose 256\n" in capsys.readouterr().out
+    options = ["--budget", "10MiB", "--ranks", "4", "--shard"]
+    assert cli.main(["plan", "planned:step", *options, "hsdp"]) == 2
+    assert "shard is 'fsdp2', 'ddp' or a function" in capsys.readouterr().err
+    assert cli.main(["plan", "planned:step", *options, "planned:shard"]) == 0
+    assert cli.main(["plan", "planned:step", "--budget", "10MiB", "--forward-only"]) == 0
+    assert "choose 256: " in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -65,7 +65,6 @@ ALLOWED = {
         {"metric.__dict__", "self._results[key].__dict__"},
     ),
     "memory/planning/fake_copy.py": ("torch.nn.Module has a dict", {"copy.deepcopy((model, optimizer, batch))"}),
-    "memory/planning/repeated_layers.py": ("torch.nn.Module has a dict", {"vars(module)"}),
     "memory/planning/verify_plan.py": ("torch.nn.Module has a dict", {"block.__dict__"}),
     "memory/optimizer/joined_optimizers.py": ("optimizers", {"copy.deepcopy(self.optimizers, memo)"}),
     "memory/recovery/state_tree.py": (

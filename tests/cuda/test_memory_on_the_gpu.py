@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from penstock import OutOfMemoryError, TrainStep, ledger, plan, release
 from penstock.device.cuda import blas_workspace_nbytes, take_blas_workspaces
-from penstock.memory.planning.optimizer_offload import offload_state
 
 pytestmark = pytest.mark.cuda
 
@@ -140,17 +139,3 @@ def test_a_plan_is_verified_by_a_measured_step() -> None:
     assert found.choice is not None
     step = TrainStep(model, optimizer, loss_fn, micro_batch=found.choice.micro_batch)
     assert found.choice.peak_nbytes == pytest.approx(peak_of(step, batch_of(64)), rel=0.05)
-
-
-def test_an_offloaded_state_takes_no_device_memory_between_steps() -> None:
-    model = model_of(32)
-    optimizer = torch.optim.AdamW(model.parameters())
-    step, batch = TrainStep(model, optimizer, loss_fn), batch_of(4)
-    step(batch)
-    before = torch.cuda.memory_allocated()
-    offload_state(optimizer)
-    saved = before - torch.cuda.memory_allocated()
-    assert saved >= 2 * sum(p.nbytes for p in model.parameters())
-    assert all(state["exp_avg"].is_pinned() for state in optimizer.state.values())
-    step(batch)
-    assert torch.cuda.memory_allocated() <= before - saved + (1 << 20)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import penstock
@@ -29,7 +28,6 @@ from penstock.memory.planning.activation_checkpointing import blocks_of, checkpo
 
 WIDTH = 60  # not a multiple of the number of ranks
 WORLD = int(os.environ["WORLD_SIZE"])
-TENSOR_PLAN = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 
 
 class Block(nn.Module):
@@ -65,50 +63,28 @@ def mixed(model: nn.Module, mesh: Any) -> None:
     """Shard with options of one's own."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for _, block in blocks_of(model):
-        fully_shard(block, mesh=mesh["shard"], mp_policy=policy, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh["shard"], mp_policy=policy)
-
-
-def by_hand(model: nn.Module, mesh: Any, sharding: Any) -> nn.Module:
-    if "tensor" in mesh.mesh_dim_names:
-        parallelize_module(model, mesh["tensor"], TENSOR_PLAN)
-    for block in model.blocks:  # type: ignore[union-attr]
-        fully_shard(block, mesh=sharding)
-    return fully_shard(model, mesh=sharding)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "fsdp2 checkpointed": {"modes": ("checkpointed",)},
-    "fsdp2 mixed": {"parallelize": mixed},
-    "fsdp2 tensor": {"tensor_parallel": 2, "parallelize": TENSOR_PLAN},
-    "hsdp": {"shard": "hsdp"},
+    "fsdp2 mixed": {"shard": mixed},
     "ddp": {"shard": "ddp"},
-    "ddp view": {"shard": "ddp", "gradient_as_bucket_view": True},
 }
 
 
-def meshes(case: str) -> tuple[Any, Any]:
-    """Return the device mesh, and the part of it over which parameters are sharded."""
-    if case == "hsdp":
-        mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("replicate", "shard"))
-        return mesh, mesh
-    if case == "fsdp2 tensor":
-        mesh = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("shard", "tensor"))
-    else:
-        mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("shard",))
-    return mesh, mesh["shard"]
-
-
 def parallel(case: str, model: nn.Module) -> nn.Module:
-    if case.startswith("ddp"):
-        return DistributedDataParallel(model, gradient_as_bucket_view=case == "ddp view")
-    if case == "fsdp2 checkpointed":
-        checkpoint_blocks(model)
-    mesh, sharding = meshes(case)
+    if case == "ddp":
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("shard",))
     if case == "fsdp2 mixed":
         mixed(model, mesh)
         return model
-    return by_hand(model, mesh, sharding)
+    checkpoint_blocks(model)
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def batch_of(model: nn.Module) -> Tensor:
@@ -123,7 +99,7 @@ def predicted(case: str) -> dict[int, tuple[int, int]]:
     found = penstock.plan(model, loss_fn, batch_of(model), optimizer, budget="1GiB", ranks=WORLD, **options)
     assert not found.measured
     assert all(sum(way.by_role.values()) == way.peak_nbytes for way in found.variants)
-    assert all(way.by_role["communication"] for way in found.variants if case != "ddp view"), case
+    assert all(way.by_role["communication"] for way in found.variants), case
     return {way.parts: (way.peak_nbytes, way.by_role["communication"]) for way in found.variants}
 
 
@@ -187,7 +163,7 @@ def run_case(expected: dict[str, dict[int, tuple[int, int]]], case: str) -> None
     """Compare; gloo's threads let go of buffers when they get to it, so a count may be higher by what they are for."""
     for parts in (1, 2):
         found = [counted(case, parts)]
-        if parts == 1 and case in ("fsdp2 checkpointed", "hsdp"):
+        if parts == 1 and case == "fsdp2 checkpointed":
             found.append(tracked(case))
         if dist.get_rank() == 0:
             peak, communication = expected[case][parts]

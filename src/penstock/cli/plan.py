@@ -16,6 +16,19 @@ from penstock.core.units import to_nbytes
 from penstock.core.urls import redact_all, shown
 
 _PROGRESS_S = 5.0
+_TEMPLATE = """\
+penstock: which step of {module}? Add a function that makes one, and run: penstock plan {module}:step --budget 24GiB
+
+def step():
+    model = Model()  # under `with torch.device("meta"):`, for one that is larger than memory
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = next(iter(loader))
+
+    def loss_fn(model, batch):  # the sum of losses, and how many they are
+        inputs, labels = batch
+        return torch.nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)
+
+    return model, loss_fn, batch, optimizer"""
 
 
 class Plan:
@@ -42,55 +55,53 @@ class Plan:
             metavar="FUNCTION",
             help="module:function, as in train:step; the current folder is searched first",
         )
-        parser.add_argument("--budget", required=True, help="the memory that the step may use, as in 24GiB")
+        parser.add_argument(
+            "--budget", help="the memory that the step may use, as in 24GiB; by default what the GPU has"
+        )
         parser.add_argument("--ranks", type=int, default=1, metavar="N", help="plan one rank of so many")
         parser.add_argument(
-            "--shard", choices=("fsdp2", "hsdp", "ddp"), default="fsdp2", help="how ranks share parameters"
-        )
-        parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share each layer")
-        parser.add_argument("--replicas", type=int, default=2, metavar="N", help="whole copies, with --shard hsdp")
-        parser.add_argument(
-            "--parallelize",
-            metavar="OBJECT",
-            help="module:object, a plan for torch's parallelize_module, or a function of (model, mesh)",
-        )
-        parser.add_argument(
-            "--gradient-as-bucket-view", action="store_true", help="with --shard ddp: as DistributedDataParallel's"
+            "--shard",
+            default="fsdp2",
+            metavar="HOW",
+            help="how ranks share parameters: fsdp2 (the default), ddp, or module:function of (model, mesh)",
         )
         parser.add_argument(
             "--forward-only", action="store_true", help="plan evaluation: loss_fn returns any output, without gradients"
         )
         parser.add_argument(
-            "--allow-bf16", action="store_true", help="also plan parameters, gradients and the optimizer in bfloat16"
-        )
-        parser.add_argument(
             "--allow-batch-dependent", action="store_true", help="also cut batches of a model with BatchNorm"
         )
+        parser.add_argument("--all", action="store_true", help="show all ways to run the step, not the nearest alone")
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the plan."""
+        if ":" not in args.function:
+            module = args.function.removesuffix(".py")
+            print(_TEMPLATE.format(module=module), file=sys.stderr)
+            return 2
+        if args.budget is not None:
+            to_nbytes("--budget", args.budget, least=1)  # before the program runs, which may take minutes
         print(f"penstock: importing torch, and then {args.function}", file=sys.stderr, flush=True)
-        from penstock.memory.planning.planner import plan
+        from penstock.memory.planning.planner import plan, to_budget
 
-        to_nbytes("--budget", args.budget, least=1)  # before the program runs, which may take minutes
+        budget = to_budget(args.budget)
         step = _training_step(args.function)
         with _progress_bar() as progress:
             plans = plan(
                 *step,
-                budget=args.budget,
+                budget=budget,
                 progress=progress,
                 ranks=args.ranks,
-                shard=args.shard,
-                tensor_parallel=args.tensor_parallel,
-                replicas=args.replicas,
-                parallelize=None if args.parallelize is None else import_object(args.parallelize),
-                gradient_as_bucket_view=args.gradient_as_bucket_view,
+                shard=import_object(args.shard) if ":" in args.shard else args.shard,
                 forward_only=args.forward_only,
-                allow_bf16=args.allow_bf16,
                 allow_batch_dependent=args.allow_batch_dependent,
             )
-        print(json.dumps(redact_all(plans.to_json()), indent=2) if args.json else shown(plans.render().rstrip()))
+        print(
+            json.dumps(redact_all(plans.to_json()), indent=2)
+            if args.json
+            else shown(plans.render(every=args.all).rstrip())
+        )
         return 0 if plans.choice is not None else 1
 
 

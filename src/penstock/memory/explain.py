@@ -5,17 +5,13 @@ It reports what was needed and where, what held the memory, and what would have 
 
 from __future__ import annotations
 
-import pickle
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from penstock.core.units import size_text
-from penstock.memory.accounting.allocator_settings import allocator_findings
 from penstock.memory.accounting.ledger import DeviceBytes, ledger
 from penstock.memory.planning.planner import plan
 from penstock.memory.planning.step_variants import Plan
@@ -39,11 +35,9 @@ def explain_failure(failure: Failure, model: nn.Module, optimizer: Optimizer | N
     device = account.devices[0]
     lines.append(_holders_text(device))
     if device.device != "cpu":
-        lines += [_cause_text(failure, device), *allocator_findings()]
+        lines.append(_cause_text(failure, device))
         if step is not None:
             lines.append(_remedy_text(model, optimizer, step, device))
-    if device.device.startswith("cuda"):
-        lines.append(_history_text())
     return "\n".join(line for line in lines if line)
 
 
@@ -79,19 +73,6 @@ def _cause_text(failure: Failure, device: DeviceBytes) -> str:
             "set PYTORCH_ALLOC_CONF=expandable_segments:True to join them"
         )
     return f"this is exhaustion: {size_text(free + device.cached)} of {size_text(device.total)} are free or cached"
-
-
-def _history_text() -> str:
-    """Write what the allocator has done to a file for torch's viewer, if the program has it recorded."""
-    try:
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-        if not any(snapshot["device_traces"]):
-            return "torch.cuda.memory._record_memory_history() before the step would put its history beside this"
-        with tempfile.NamedTemporaryFile(prefix="penstock-memory-", suffix=".pickle", delete=False) as file:
-            pickle.dump(snapshot, file)
-    except Exception:  # noqa: BLE001  what torch keeps for itself, and a full disk; an explanation is no place to fail
-        return ""
-    return f"what the allocator has done is in {file.name}, for https://docs.pytorch.org/memory_viz"
 
 
 def _remedy_text(model: nn.Module, optimizer: Optimizer | None, step: Step, device: DeviceBytes) -> str:

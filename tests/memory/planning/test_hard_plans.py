@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,13 +57,6 @@ def test_a_model_that_fails_with_checkpointed_blocks_is_planned_without_them() -
     assert any("does not run with its blocks checkpointed, maybe for a cache" in words for words in found.warnings)
     with pytest.raises(Exception, match="shape"):
         planned(Cached(), torch.ones(4, 8), modes=("checkpointed",))
-
-
-def test_a_model_whose_cache_hinders_checkpointing_is_told_to_do_without() -> None:
-    model = Cached()
-    model.config = SimpleNamespace(use_cache=True)  # type: ignore[assignment]
-    found = planned(model, torch.ones(1, 8))
-    assert any("set model.config.use_cache = False" in words for words in found.warnings)
 
 
 @torch.library.custom_op("penstock_tests::doubled", mutates_args=())

@@ -1,10 +1,9 @@
-"""Selective checkpointing, bfloat16 and outputs without gradients are planned as counted."""
+"""Selective checkpointing and outputs without gradients are planned as counted."""
 
 from __future__ import annotations
 
 import copy
 import gc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from penstock import plan
 from penstock.memory.accounting.byte_counter import ByteCounter
 from penstock.memory.cutting.join import join_outputs
 from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
-from penstock.memory.planning.bf16_training import to_bf16
 
 
 def counted(model: nn.Module, loss_fn: Any, batch: Any, optimizer: torch.optim.Optimizer) -> int:
@@ -34,7 +32,7 @@ def counted(model: nn.Module, loss_fn: Any, batch: Any, optimizer: torch.optim.O
 
 
 def ways(found: Any, **fields: Any) -> Any:
-    wanted = {"parts": 1, "checkpoint": False, "selective": False, "bf16": False, "offload_state": False, **fields}
+    wanted = {"parts": 1, "checkpoint": False, "selective": False, **fields}
     (one,) = (way for way in found.variants if all(getattr(way, name) == value for name, value in wanted.items()))
     assert sum(one.by_role.values()) == one.peak_nbytes
     return one
@@ -63,32 +61,6 @@ def test_selective_checkpointing_gives_the_same_gradients_and_counts_batch_norm_
         assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
     for name, value in plain.state_dict().items():
         assert torch.equal(value, selective.state_dict()[name]), name
-
-
-def test_bfloat16_is_planned_as_counted_where_it_is_allowed_and_never_preferred_without_need() -> None:
-    model, batch = GPT(), tokens(4)
-    optimizer = torch.optim.AdamW(model.parameters())
-    plans = [
-        plan(model, per_token, batch, optimizer, budget="1GiB", modes=("plain",), allow_bf16=allowed)
-        for allowed in (False, True)
-    ]
-    assert not any(way.bf16 for way in plans[0].variants)
-    assert plans[0].choice == plans[1].choice
-    assert "lost in bf16" in plans[1].render()
-    half = ways(plans[1], bf16=True)
-    before = list(model.parameters())
-    to_bf16(model, optimizer)
-    assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
-    assert half.peak_nbytes == pytest.approx(counted(model, per_token, batch, optimizer), rel=0.01)
-
-
-def test_bfloat16_that_does_not_run_is_left_out_with_a_note() -> None:
-    found = plan(
-        nn.Linear(4, 4), lambda model, x: (model(x).sum(), len(x)), torch.ones(2, 4), budget="1GiB", allow_bf16=True
-    )
-    assert found.choice is not None
-    assert not any(way.bf16 for way in found.variants)
-    assert any("does not run with its parameters in bfloat16" in words for words in found.warnings)
 
 
 class Keeping(nn.Module):
@@ -120,34 +92,6 @@ def test_outputs_without_gradients_are_planned_as_counted(parts: int) -> None:
         counter.reset_peak()
         forward()
     assert ways(found, parts=parts).peak_nbytes == counter.peak
-
-
-class Cached(nn.Module):
-    """Keeps what each block makes, in place of what the last call has kept, as caches of keys and values do."""
-
-    def __init__(self, *, use_cache: bool) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(use_cache=use_cache)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 64, batch_first=True) for _ in range(3))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        kept = []
-        for block in self.blocks:
-            x = block(x)
-            if self.config.use_cache:
-                kept.append(x.repeat(1, 1, 40).tanh())
-        return [x, *kept]
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_a_cache_that_hides_what_checkpointing_saves_is_reported(use_cache: bool) -> None:
-    model = Cached(use_cache=use_cache)
-    found = plan(
-        model, lambda model, x: (sum(one.sum() for one in model(x)), len(x)), torch.ones(64, 3, 16), budget="1GiB"
-    )
-    said = any("with model.config.use_cache = False, 64, checkpointed takes" in words for words in found.warnings)
-    assert said == use_cache
-    assert model.config.use_cache == use_cache
 
 
 def test_a_storage_that_is_resized_is_counted_with_its_new_size() -> None:

@@ -91,8 +91,8 @@ def planned_as_named(name: str) -> Plan:
 
 
 def peak(found: Plan, parts: int, *, checkpointed: bool = False) -> int:
-    wanted = (parts, checkpointed, False, False)
-    ways = [w for w in found.variants if (w.parts, w.checkpoint, w.offload, w.offload_state) == wanted]
+    wanted = (parts, checkpointed, False)
+    ways = [w for w in found.variants if (w.parts, w.checkpoint, w.offload) == wanted]
     assert len(ways) == 1
     assert sum(ways[0].by_role.values()) == ways[0].peak_nbytes
     return ways[0].peak_nbytes
@@ -167,6 +167,16 @@ def test_what_fits_leaves_room_for_what_is_not_counted(monkeypatch: pytest.Monke
     assert all(one.bound_nbytes == one.peak_nbytes for one in linear.variants)
 
 
+def test_segments_are_cut_unless_they_expand_or_the_driver_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, are_cut in (
+        ("max_split_size_mb:64,expandable_segments:False", True),
+        ("max_split_size_mb:64,expandable_segments:True", False),
+        ("backend:cudaMallocAsync", False),
+    ):
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", text)
+        assert planner.cuts_segments() is are_cut
+
+
 def test_what_fits_covers_the_gradient_of_one_weight_for_each_channel() -> None:
     def case() -> Case:
         model = nn.Conv2d(192, 192, 7, padding=3, groups=192).to(memory_format=torch.channels_last)
@@ -234,6 +244,37 @@ def test_the_choice_is_the_fastest_that_fits_and_runs_as_planned() -> None:
     assert micro_batch == tight.choice.micro_batch
     truth = measured_peak(case, tight.choice.parts)
     assert truth <= tight.budget_nbytes
+
+
+def test_three_sizes_are_run_and_those_between_follow_from_a_straight_line() -> None:
+    sizes: list[int] = []
+    seen: list[tuple[int, int]] = []
+
+    def counting(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        sizes.append(len(batch))
+        return per_token(model, batch)
+
+    model = GPT()
+    found = plan(model, counting, tokens(16), budget="1GiB", modes=("plain", "checkpointed"),
+                 progress=lambda done, total: seen.append((done, total)))  # fmt: skip
+    assert sorted({one.parts for one in found.variants}) == [1, 2, 4, 8, 16]
+    assert set(sizes) == {16, 8, 1}
+    assert seen == [(number, 6) for number in range(6)]
+    plain = {one.micro_batch: one.peak_nbytes for one in found.variants if not one.checkpoint}
+    assert plain[4] == pytest.approx(plain[1] + (plain[8] - plain[1]) * 3 / 7, abs=8)
+
+
+def test_a_plan_shows_the_choice_with_its_neighbours_and_what_would_fit_where_nothing_does() -> None:
+    found = planned((GPT(), per_token, tokens(16)))
+    assert len(found.variants) >= 20
+    assert str(found).count("MiB  ") < 20 < found.render(every=True).count("\n")
+    assert "more ways: --all" in str(found)
+    assert "MiB are left" in str(found)
+    least = min(map(found.needed_nbytes, found.variants))
+    tight = replace(found, budget_nbytes=int(0.7 * least)).choose(found.variants)
+    assert "too much" in str(tight)
+    assert "bfloat16 in place of float32" in str(tight).splitlines()[-1]
+    assert "ranks=2, that share the model" in str(tight).splitlines()[-1]
 
 
 def gradients(model: nn.Module, batch: Any) -> list[Tensor]:

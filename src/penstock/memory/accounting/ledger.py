@@ -115,7 +115,7 @@ class Ledger:
         lines.append("by module")
         for name, held in self.modules.items():
             parts = ", ".join(f"{role} {size_text(value)}" for role, value in asdict(held).items() if value)
-            lines.append(f"  {name:24} {parts}")
+            lines += [f"  {name:24} {parts}"] if parts else []
         return "\n".join(lines) + "\n"
 
 

@@ -14,19 +14,17 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
-from penstock.core.units import size_text
 from penstock.memory.accounting.byte_counter import SumBuffer
 from penstock.memory.cutting.split import Split
 from penstock.memory.model_tensors import LossFunction
 from penstock.memory.planning.activation_checkpointing import blocks_of, checkpoint_blocks
-from penstock.memory.planning.bf16_training import to_bf16
 from penstock.memory.planning.fake_copy import Copies, fake_copies, real_copies
 from penstock.memory.planning.parallel_layout import ParallelLayout
 from penstock.memory.planning.step_meter import FakeHost, Flops, StepBytes, StepMeter
 from penstock.memory.planning.step_variants import StepVariant
 
-Mode = Literal["plain", "selective", "checkpointed", "offloaded", "state offloaded"]
-MODES: tuple[Mode, ...] = ("plain", "selective", "checkpointed", "offloaded", "state offloaded")
+Mode = Literal["plain", "selective", "checkpointed", "offloaded"]
+MODES: tuple[Mode, ...] = ("plain", "selective", "checkpointed", "offloaded")
 
 Progress = Callable[[int, int], None]
 """Called with how many steps were run, and how many there are."""
@@ -52,7 +50,6 @@ class FakeRun:
         modes: which modes to run.
         cuts: whether batches may be cut.
         layout: how the model is spread over ranks; None for one.
-        bf16: whether parameters are converted.
         forward_only: whether there is neither backward nor an optimizer; `loss_fn` gives any output.
         grain_nbytes: the least that an allocation takes.
         products_nbytes: what the library for matrix products takes once, where the model runs.
@@ -72,7 +69,6 @@ class FakeRun:
         modes: Sequence[Mode],
         cuts: bool = True,
         layout: ParallelLayout | None = None,
-        bf16: bool = False,
         forward_only: bool = False,
         grain_nbytes: int,
         products_nbytes: int = 0,
@@ -89,7 +85,6 @@ class FakeRun:
         self._modes = modes
         self._cuts = cuts
         self._layout = layout
-        self._bf16 = bf16
         self._forward_only = forward_only
         self._grain_nbytes = grain_nbytes
         self._products_nbytes = products_nbytes
@@ -99,8 +94,6 @@ class FakeRun:
         self.multiplies = False
         """Whether the step multiplies matrices."""
         self._workspace_ops: set[str] = set()
-        self._repeated_layers: list[int] = []
-        self._cache_text = ""
         self._errors: dict[str, Exception] = {}
         """Of modes in which the model does not run."""
 
@@ -111,14 +104,8 @@ class FakeRun:
             yield f"the workspace of {names} is not seen: the peak may be higher, up to the bytes after 'to'"
         if self._is_compiled:
             yield "the model is compiled, and was planned as if it were not: fused operations save less"
-        if self._cache_text:
-            yield self._cache_text
         for mode, error in self._errors.items():
-            why = "set model.config.use_cache = False" if _has_cache(self._model) else "maybe for a cache (use_cache)"
-            yield f"the model does not run with its blocks {mode}, {why}: {error_text(error)}"
-        if self._repeated_layers:
-            counts = " and ".join(map(str, self._repeated_layers))
-            yield f"of {counts} equal layers some were run, and the others follow from them"
+            yield f"the model does not run with its blocks {mode}, maybe for a cache (use_cache): {error_text(error)}"
 
     def run(self, *, fake: bool) -> list[StepVariant]:
         """Return all variants, from the whole batch down to one sample at a time.
@@ -132,8 +119,6 @@ class FakeRun:
         pretended = self._layout.pretended() if self._layout is not None else contextlib.nullcontext()
         with eager, pretended as mesh, make_copies(self._model, self._optimizer, self._batch) as copies:
             host, held = FakeHost(), []
-            if self._bf16:
-                to_bf16(*copies[:2])
             if self._layout is not None:
                 with unset_fake_temporarily():  # a device mesh reads the numbers of its ranks; parameters stay fake
                     held = self._layout.spread(*copies[:2], mesh)
@@ -147,13 +132,11 @@ class FakeRun:
                 sum_buffer=self._sum_buffer,
                 host=host,
                 held=held,
-                warms_up=self._layout is not None and self._layout.parallelize is not None,
             )
             run_all = self._run_forward if self._forward_only else functools.partial(self._run_modes, host=host)
             found = list(run_all(copies, meter, fake=fake))
         self._workspace_ops = meter.workspace_ops
         self.multiplies = meter.multiplies
-        self._repeated_layers = meter.repeated_layers
         return found
 
     def _run_forward(self, copies: Copies, meter: StepMeter, *, fake: bool) -> Iterator[StepVariant]:
@@ -161,46 +144,34 @@ class FakeRun:
         for index, parts in enumerate(counts):
             self._report(index, len(counts))
             held = meter.forward(self._first_two(copies[2], parts)[0], parts)
-            yield self._variant(held, parts, "plain", size=self._count_samples(copies[2]))
+            yield self._variant(held, parts, "plain")
 
     def _run_modes(self, copies: Copies, meter: StepMeter, *, host: FakeHost, fake: bool) -> list[StepVariant]:
         has_blocks = bool(blocks_of(copies[0]))
         ways = ["plain"] * ("plain" in self._modes)
         ways += [mode for mode in ("selective", "checkpointed", "offloaded") if mode in self._modes and has_blocks]
         counts = self._runnable_counts(copies, meter)
+        to_run = sorted({*counts[:2], counts[-1]})
         flops = meter.count_flops()
         found: list[StepVariant] = []
         for number, mode in enumerate(ways):
             if mode != "plain":
                 saving = host.saving if mode == "offloaded" else None
                 checkpoint_blocks(copies[0], selective=mode == "selective", saving=saving)
-            variants: list[StepVariant] = []
+            held: dict[int, StepBytes] = {}
             try:
-                for index, count in enumerate(counts):
-                    self._report(number * len(counts) + index, len(ways) * len(counts))
-                    variants += self._run_parts(copies, meter, count, flops, mode, fake=fake)
+                for index, parts in enumerate(to_run):
+                    self._report(number * len(to_run) + index, len(ways) * len(to_run))
+                    held[parts] = self._step(copies, meter, parts, mode, fake=fake)
             except Exception as error:
                 if mode == "plain" or not found:
                     raise
                 self._errors[mode] = error
-            else:
-                found += variants
-                if mode == "checkpointed" and _has_cache(copies[0]):
-                    self._note_cache(copies, meter, variants[0])
+                continue
+            for parts in counts:
+                one = held[parts] if parts in held else self._between(held, parts)
+                found.append(self._variant(one, parts, mode, flops))
         return found
-
-    def _note_cache(self, copies: Copies, meter: StepMeter, cached: StepVariant) -> None:
-        """Note whether keys and values that the model keeps hide what checkpointing saves."""
-        config: Any = copies[0].config
-        config.use_cache = False
-        held = meter.step(self._first_two(copies[2], cached.parts), mode="checkpointed without a cache")
-        peak = held.peak(offload_state=False)[0]
-        config.use_cache = True
-        if peak < cached.peak_nbytes:
-            self._cache_text = (
-                f"with model.config.use_cache = False, {cached.describe()} takes {size_text(peak)} instead of "
-                f"{size_text(cached.peak_nbytes)}: the cache keeps what checkpointing would not"
-            )
 
     def _report(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -225,46 +196,48 @@ class FakeRun:
             meter.first_step(self._first_alike(copies[2], counts[-1]))
         return counts
 
-    def _run_parts(
-        self, copies: Copies, meter: StepMeter, parts: int, flops: Flops, mode: str, *, fake: bool
-    ) -> Iterator[StepVariant]:
-        """Run a step in `parts` micro-batches; yield it with the optimizer's state on the device, and offloaded."""
+    def _step(self, copies: Copies, meter: StepMeter, parts: int, mode: str, *, fake: bool) -> StepBytes:
+        """Run a step in `parts` micro-batches, two of them at most: later ones are like the second."""
         micro_batches = self._first_two(copies[2], parts)
         accumulates = fake and meter.leaves_gradients_only and _are_alike(micro_batches)
         if accumulates:
             del micro_batches[0]
-        held = meter.step(micro_batches, accumulates=accumulates, mode=mode)
-        extra = flops.recomputed / flops.plain if mode in ("checkpointed", "offloaded") and flops.plain else 0.0
-        extra += _RECOMPUTE_COST * (mode == "selective")
-        inputs = 2 * held.offloaded * parts // len(micro_batches)  # there and back
-        for offload_state in [False] + [True] * ("state offloaded" in self._modes and held.state > 0):
-            moved = inputs + 2 * held.state * offload_state
-            transfer = moved / _LINK_BYTES_PER_S / (flops.plain / _FLOPS_PER_S) if flops.plain else 0.0
-            one = self._variant(held, parts, mode, size=self._count_samples(copies[2]), offload_state=offload_state)
-            yield replace(one, extra_flops=extra, moved_nbytes=moved, slowdown=one.slowdown + extra + transfer)
+        held = meter.step(micro_batches, accumulates=accumulates, keeps_products=mode == "selective")
+        return replace(held, offloaded=held.offloaded * parts // len(micro_batches))
 
-    def _variant(
-        self, held: StepBytes, parts: int, mode: str, *, size: int, offload_state: bool = False
-    ) -> StepVariant:
-        """Return what a step held as a variant that neither computes again nor moves anything."""
-        peak, roles = held.peak(offload_state=offload_state)
-        away = held.state if offload_state else 0
+    def _between(self, held: dict[int, StepBytes], parts: int) -> StepBytes:
+        """Return what a step in `parts` micro-batches holds, from steps in fewer and in more of them.
+
+        A whole batch tells nothing about smaller ones: while it runs there are no gradients yet to add to.
+        """
+        few, many = sorted(held)[-2:]
+        least = self._micro_batch(many)
+        return held[many].between(held[few], (self._micro_batch(parts) - least) / (self._micro_batch(few) - least))
+
+    def _micro_batch(self, parts: int) -> int:
+        return -(-self._count_samples(self._batch) // parts)
+
+    def _variant(self, held: StepBytes, parts: int, mode: str, flops: Flops | None = None) -> StepVariant:
+        extra = transfer = 0.0
+        moved = 2 * held.offloaded  # there and back
+        if flops is not None and flops.plain:
+            extra = flops.recomputed / flops.plain if mode in ("checkpointed", "offloaded") else 0.0
+            transfer = moved / _LINK_BYTES_PER_S / (flops.plain / _FLOPS_PER_S)
+        extra += _RECOMPUTE_COST * (mode == "selective")
         return StepVariant(
-            micro_batch=-(-size // parts),
+            micro_batch=self._micro_batch(parts),
             parts=parts,
             checkpoint=mode != "plain",
             offload=mode == "offloaded",
             selective=mode == "selective",
-            offload_state=offload_state,
-            bf16=self._bf16,
-            peak_nbytes=peak,
-            bound_nbytes=held.bound(offload_state=offload_state),
-            by_role=roles,
-            static_nbytes=held.static - away,
-            backward_peak_nbytes=held.backward_peak - away,
-            extra_flops=0.0,
-            moved_nbytes=0,
-            slowdown=1 + _PART_COST * (parts - 1),
+            peak_nbytes=held.peak.nbytes,
+            bound_nbytes=max(held.backward.bound, held.optimizer.bound),
+            by_role=held.peak.roles,
+            static_nbytes=held.static,
+            backward_peak_nbytes=held.backward.nbytes,
+            extra_flops=extra,
+            moved_nbytes=moved,
+            slowdown=1 + _PART_COST * (parts - 1) + extra + transfer,
         )
 
     def _first_alike(self, batch: Any, parts: int) -> list[Any]:
@@ -275,10 +248,6 @@ class FakeRun:
     def _first_two(self, batch: Any, parts: int) -> list[Any]:
         """Return the first two micro-batches at most: later ones are like the second."""
         return list(self._split(batch, parts))[:2] if parts > 1 else [batch]
-
-
-def _has_cache(model: nn.Module) -> bool:
-    return bool(getattr(getattr(model, "config", None), "use_cache", False))
 
 
 def _are_alike(parts: list[Any]) -> bool:

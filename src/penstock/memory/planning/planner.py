@@ -9,6 +9,7 @@ tensors. Such steps are measured on real tensors, and the operator is reported.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,6 @@ from penstock.core.errors import OptionError
 from penstock.core.units import to_nbytes
 from penstock.device.accelerator import free_and_total_nbytes
 from penstock.device.cuda import blas_workspace_nbytes, sum_buffer_nbytes, take_blas_workspaces
-from penstock.memory.accounting.allocator_settings import cuts_segments
 from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES, SumBuffer
 from penstock.memory.cutting.split import (
     LayerNames,
@@ -35,7 +35,7 @@ from penstock.memory.cutting.split import (
 from penstock.memory.model_tensors import LossFunction, accelerators_of
 from penstock.memory.optimizer.optimizer_state import reject_closure_optimizer
 from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, Progress, error_text
-from penstock.memory.planning.parallel_layout import Parallelize, ParallelLayout, Shard
+from penstock.memory.planning.parallel_layout import ParallelLayout, Shard
 from penstock.memory.planning.step_variants import Plan, StepVariant
 from penstock.memory.planning.verify_plan import verify_plan
 
@@ -61,12 +61,7 @@ def plan(
     allow_batch_dependent: LayerNames | bool = (),
     ranks: int = 1,
     shard: Shard = "fsdp2",
-    tensor_parallel: int = 1,
-    replicas: int = 2,
-    parallelize: Parallelize | None = None,
-    gradient_as_bucket_view: bool = False,
     forward_only: bool = False,
-    allow_bf16: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
@@ -86,26 +81,18 @@ def plan(
         split: `(batch, parts) -> batches`, for batches that penstock cannot cut.
         batch_size: `batch -> samples`, for batches whose samples are not the first dimension of their first tensor.
         modes: which of "plain", "selective" (checkpointed blocks keep the results of products, convolutions and
-            attention), "checkpointed", "offloaded" and "state offloaded" to predict. Where the model does not run with
+            attention), "checkpointed" and "offloaded" to predict. Where the model does not run with
             checkpointed blocks, the plan has a warning.
         allow_batch_dependent: as for `TrainStep`: a model with layers whose result depends on the other samples of a
             micro-batch (BatchNorm in training) is planned for whole batches only, unless they are allowed.
         ranks: the peak is that of one of so many ranks, with gathered layers and buffers of communication. `model` and
-            `optimizer` are those of one process, not sharded; `batch` is what one rank gets (with `tensor_parallel`:
-            what the ranks that share layers get together).
+            `optimizer` are those of one process, not sharded; `batch` is what one rank gets.
         shard: "fsdp2" calls `fully_shard` for each block of the model (modules with children, in a ModuleList or
-            Sequential) and for the model; "hsdp" does so in `replicas` groups; "ddp" has the whole model and buckets
-            for all gradients on each rank.
-        tensor_parallel: how many ranks share each layer, as `parallelize` says.
-        replicas: for "hsdp".
-        parallelize: a plan for torch's `parallelize_module`; or `(model, mesh) -> None` with a mesh of the dimensions
-            "replicate", "shard" and "tensor" that there are, which may call `fully_shard` with options of its own.
-        gradient_as_bucket_view: the option of DistributedDataParallel, for "ddp".
+            Sequential) and for the model; "ddp" has the whole model and buckets for all gradients on each rank; a
+            function of (model, mesh) calls `fully_shard` with options of its own.
         forward_only: whether to plan evaluation or inference: `loss_fn` returns any output, which is held (with its
             caches of keys and values), and there is neither backward nor an optimizer. The outputs of micro-batches
             are joined, as `EvalStep` does.
-        allow_bf16: whether to predict, too, a step with parameters, gradients and the optimizer's state in bfloat16.
-            Its results differ: small updates are lost by rounding.
         verify: whether to run the choice, where the model lies on an accelerator.
         progress: called with how many steps were run, and how many there are.
 
@@ -117,58 +104,34 @@ def plan(
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
         >>> def loss_fn(model, x):
         ...     return model(x).square().sum(), len(x)
-        >>> found = plan(model, loss_fn, torch.zeros(1024, 64), budget="520KiB")
+        >>> found = plan(model, loss_fn, torch.zeros(1024, 64), budget="560KiB")
         >>> found.choice.micro_batch
         256
     """
     reject_closure_optimizer(optimizer)
-    limit_nbytes = _parse_budget(budget)
+    limit_nbytes = to_budget(budget)
     on_device = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
-    layout = ParallelLayout(
-        ranks=ranks,
-        shard=shard,
-        tensor_parallel=tensor_parallel,
-        replicas=replicas,
-        parallelize=parallelize,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-    )
-    variants: list[StepVariant] = []
-    notes: list[str] = []
+    layout = ParallelLayout(ranks=ranks, shard=shard)
     dependent = [] if forward_only else batch_dependent_layers(model, allow_batch_dependent)
-    if dependent:
-        notes.append(f"smaller micro-batches are left out: {explain_batch_dependence(dependent)}")
-    measured, multiplies = "", False
-    for bf16 in (False, True) if allow_bf16 else (False,):
-        run = FakeRun(
-            model,
-            loss_fn,
-            batch,
-            None if forward_only else optimizer,
-            split=split,
-            count_samples=batch_size,
-            modes=modes,
-            cuts=not dependent,
-            layout=layout if ranks > 1 else None,
-            bf16=bf16,
-            forward_only=forward_only,
-            grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
-            products_nbytes=(1 if forward_only else 2)
-            * max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
-            sum_buffer=_sum_buffer(model),
-            progress=progress,
-        )
-        try:
-            more, why = _run(run, on_many_ranks=ranks > 1)
-        except Exception as error:
-            if not bf16:
-                raise
-            notes.append(f"the model does not run with its parameters in bfloat16: {error_text(error)}")
-            continue
-        variants += more
-        measured, multiplies = measured or why, multiplies or run.multiplies
-        notes += run.warnings()
-    if allow_bf16:
-        notes.append("updates that are small beside a weight or a moment are lost in bf16")
+    run = FakeRun(
+        model,
+        loss_fn,
+        batch,
+        None if forward_only else optimizer,
+        split=split,
+        count_samples=batch_size,
+        modes=modes,
+        cuts=not dependent,
+        layout=layout if ranks > 1 else None,
+        forward_only=forward_only,
+        grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
+        products_nbytes=(1 if forward_only else 2)
+        * max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
+        sum_buffer=_sum_buffer(model),
+        progress=progress,
+    )
+    variants, measured = _run(run, on_many_ranks=ranks > 1)
+    notes = [f"smaller micro-batches are left out: {explain_batch_dependence(dependent)}"] if dependent else []
     empty = Plan(
         budget_nbytes=limit_nbytes,
         variants=(),
@@ -176,14 +139,24 @@ def plan(
         relative_error=RELATIVE_ERROR,
         fragmentation=FRAGMENTATION if cuts_segments() else 0.0,
         measured=measured,
-        warnings=tuple(dict.fromkeys(notes)),
+        warnings=(*notes, *run.warnings()),
     )
     found = empty.choose(tuple(variants))
     if not (on_device and verify and ranks == 1 and not forward_only):
         return found
-    if multiplies:
+    if run.multiplies:
         take_blas_workspaces(accelerators_of(model)[0])  # else they would be counted as what the samples take
     return verify_plan(found, model, loss_fn, batch, split)
+
+
+def cuts_segments() -> bool:
+    """Return whether torch's allocator gives out pieces of segments, between which nothing may fit.
+
+    Source: torch's notes "CUDA semantics", on optimizing memory usage.
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    text = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return not {"expandable_segments:True", "backend:cudaMallocAsync"} & {one.strip() for one in text.split(",")}
 
 
 def _run(run: FakeRun, *, on_many_ranks: bool) -> tuple[list[StepVariant], str]:
@@ -211,7 +184,12 @@ def _sum_buffer(model: nn.Module) -> SumBuffer | None:
     return None if device is None else partial(sum_buffer_nbytes, device)
 
 
-def _parse_budget(wanted: str | float | None) -> int:
+def to_budget(wanted: str | float | None) -> int:
+    """Return a budget in bytes: as in "70GiB", or by default what the accelerator has free.
+
+    Raises:
+        OptionError: it is not a size, or is missing where there is no accelerator.
+    """
     if wanted is None:
         if not torch.accelerator.is_available():
             raise OptionError("a budget is needed where there is no accelerator; pass one, as in budget='24GiB'")

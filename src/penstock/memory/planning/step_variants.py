@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
 from penstock.core.units import size_text
 from penstock.memory.accounting.byte_counter import Role
 from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
-from penstock.memory.planning.bf16_training import to_bf16
-from penstock.memory.planning.optimizer_offload import offload_state
+
+_NEIGHBOURS = 5
+"""Rows of a plan that are shown, if not all are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class StepVariant:
     """Samples in a micro-batch."""
 
     parts: int
-    """MicroBatchConfig-batches per step."""
+    """Micro-batches per step."""
 
     checkpoint: bool
     """Whether the blocks are checkpointed."""
@@ -34,12 +34,6 @@ class StepVariant:
 
     selective: bool = False
     """Whether checkpointed blocks keep the results of products, convolutions and attention."""
-
-    offload_state: bool = False
-    """Whether the optimizer's state waits in host memory while gradients are computed."""
-
-    bf16: bool = False
-    """Whether parameters, gradients and the optimizer's state are in bfloat16."""
 
     peak_nbytes: int
     """The most device memory that the step holds."""
@@ -71,8 +65,6 @@ class StepVariant:
             "checkpointed": self.checkpoint and not self.selective,
             "selectively checkpointed": self.selective,
             "offloaded": self.offload,
-            "state offloaded": self.offload_state,
-            "bf16": self.bf16,
         }
         more = [word for word, is_on in words.items() if is_on]
         parts = f" x {self.parts}" if self.parts > 1 else ""
@@ -107,20 +99,14 @@ class Plan:
     warnings: tuple[str, ...] = field(default=())
     """What the figures leave out."""
 
-    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> int:
-        """Make `model` and `optimizer` run as chosen, and return the micro-batch for `TrainStep(micro_batch=)`.
+    def apply(self, model: nn.Module) -> int:
+        """Make `model` run as chosen, and return the micro-batch for `TrainStep(micro_batch=)`.
 
         Raises:
-            OptionError: nothing fits, or `optimizer` is missing and its state is to be offloaded.
+            OptionError: nothing fits.
         """
         if self.choice is None:
             raise OptionError(f"no variant of this step fits {size_text(self.budget_nbytes)}; {self._smallest_text()}")
-        if self.choice.bf16:
-            to_bf16(model, optimizer)
-        if self.choice.offload_state:
-            if optimizer is None:
-                raise OptionError("the choice offloads the optimizer's state: call plan.apply(model, optimizer)")
-            offload_state(optimizer)
         if self.choice.checkpoint:
             checkpoint_blocks(model, offload=self.choice.offload, selective=self.choice.selective)
         return self.choice.micro_batch
@@ -128,12 +114,17 @@ class Plan:
     def __str__(self) -> str:
         return self.render().rstrip()
 
-    def render(self) -> str:
-        """Return the plan as text."""
-        head = f"{'micro-batch':50} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
+    def render(self, *, every: bool = False) -> str:
+        """Return the plan as text: the choice, or else what needs least, and its neighbours.
+
+        Args:
+            every: whether to show all variants.
+        """
+        head = f"{'micro-batch':32} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
         has_ranks = any(variant.by_role["communication"] for variant in self.variants)
         lines = [head + f" {'other':>9}{' communication' if has_ranks else ''} {'slower':>7}"]
-        for variant in self.variants:
+        rows = self.variants if every else self._neighbours()
+        for variant in rows:
             roles = variant.by_role
             other = roles["temporaries"] + roles["inputs"]
             shared = f" {size_text(roles['communication']):>13}" if has_ranks else ""
@@ -144,22 +135,25 @@ class Plan:
             fits = up_to + ("" if self.fits(variant) else "  does not fit")
             mark = ">" if variant is self.choice else " "
             peak = size_text(variant.peak_nbytes)
-            lines.append(f"{mark} {variant.describe():48} {peak:>10}  {cells} {variant.slowdown:>6.2f}x{fits}")
+            lines.append(f"{mark} {variant.describe():30} {peak:>10}  {cells} {variant.slowdown:>6.2f}x{fits}")
+        if len(rows) < len(self.variants):
+            lines.append(f"  and {len(self.variants) - len(rows)} more ways: --all, or render(every=True)")
         how = "measured on real tensors" if self.measured else "predicted"
         budget = size_text(self.budget_nbytes)
         lines.append(f"budget {budget}; peaks {how}, to {self.relative_error:.0%}; slowdowns are estimates")
         if self.fragmentation:
             pieces = f"the allocator may hold {self.fragmentation:.0%} more in pieces that nothing fits into"
             lines.append(f"note: {pieces}; PYTORCH_ALLOC_CONF=expandable_segments:True saves that")
-        if any(variant.offload_state for variant in self.variants):
-            lines.append("note: where the state is offloaded, the optimizer's step brings all of it back to the device")
         lines += [f"note: {words}" for words in (self.measured, self.verified, *self.warnings) if words]
-        lines.append(self._smallest_text() if self.choice is None else f"choose {self.choice.describe()}")
+        if self.choice is None:
+            return "\n".join([*lines, self._smallest_text(), *self._what_would_fit()]) + "\n"
+        left = size_text(self.budget_nbytes - self.needed_nbytes(self.choice))
+        lines.append(f"choose {self.choice.describe()}: {left} are left, beside what the prediction may be off")
         return "\n".join(lines) + "\n"
 
     def choose(self, variants: tuple[StepVariant, ...]) -> Plan:
         """Return the plan with these variants, and the fastest that fits as its choice."""
-        ordered = tuple(sorted(variants, key=lambda variant: (variant.slowdown, variant.bf16, variant.peak_nbytes)))
+        ordered = tuple(sorted(variants, key=lambda variant: (variant.slowdown, variant.peak_nbytes)))
         return replace(self, variants=ordered, choice=next(filter(self.fits, ordered), None))
 
     def fits(self, variant: StepVariant) -> bool:
@@ -174,6 +168,33 @@ class Plan:
         """Return the plan as data."""
         return asdict(self)
 
+    def _neighbours(self) -> tuple[StepVariant, ...]:
+        """Return the choice, the last ones that are faster and the first that are slower; or else what needs least."""
+        if self.choice is None:
+            return tuple(sorted(self.variants, key=self.needed_nbytes)[:_NEIGHBOURS])
+        first = max(0, self.variants.index(self.choice) - _NEIGHBOURS // 2)
+        return self.variants[first : first + _NEIGHBOURS]
+
     def _smallest_text(self) -> str:
         least = min(self.variants, key=self.needed_nbytes)
-        return f"nothing fits: the least is {size_text(self.needed_nbytes(least))}, with {least.describe()}"
+        needed = self.needed_nbytes(least)
+        over = size_text(needed - self.budget_nbytes)
+        return f"nothing fits: the least is {size_text(needed)}, with {least.describe()}, {over} too much"
+
+    def _what_would_fit(self) -> list[str]:
+        """Return what else would fit, reckoned from the roles of what needs least."""
+        least = min(self.variants, key=self.needed_nbytes)
+        roles = least.by_role
+        model = roles["weights"] + roles["gradients"] + roles["optimizer"]
+        most = self.budget_nbytes * least.peak_nbytes / self.needed_nbytes(least)
+        peak, powers = least.peak_nbytes, (2, 4, 8, 16, 32, 64)
+        ways = [
+            ("bfloat16 in place of float32", peak // 2),
+            ("training adapters only (LoRA)", peak - roles["gradients"] - roles["optimizer"]),
+        ]
+        shared = [(f"ranks={n}, that share the model", peak - model + model // n) for n in powers]
+        shorter = [(f"inputs 1/{n} as long", peak - roles["activations"] + roles["activations"] // n) for n in powers]
+        for several in ([] if roles["communication"] else shared), shorter:
+            ways += [way for way in several if way[1] <= most][:1]
+        found = [f"{words}: about {size_text(nbytes)}" for words, nbytes in ways if nbytes <= most]
+        return [f"what would fit, roughly: {'; '.join(found)}"] if found else []

@@ -16,14 +16,12 @@ import torch
 from torch import nn
 
 from penstock.core.units import size_text
-from penstock.memory.cutting.headroom import AllocatorMeter
 from penstock.memory.cutting.split import Split
 from penstock.memory.model_tensors import LossFunction, accelerators_of
 from penstock.memory.planning.activation_checkpointing import blocks_of, checkpoint_blocks
 from penstock.memory.planning.step_variants import Plan, StepVariant
 from penstock.memory.recovery.out_of_memory import attempt
-from penstock.memory.recovery.random_state import RandomState
-from penstock.memory.recovery.snapshot import SavedBuffers
+from penstock.memory.recovery.snapshot import Snapshot
 
 Gauge = Callable[[Callable[[], None]], int]
 """Runs something, and returns the most bytes that it took on top of what was allocated before."""
@@ -34,12 +32,11 @@ _TRIES = 3
 
 def measure_allocator_peak(device: torch.device, body: Callable[[], None]) -> int:
     """Run `body`, and return the most bytes that torch's allocator allocated for it. Resets the allocator's peak."""
-    meter = AllocatorMeter(device)
     torch.accelerator.reset_peak_memory_stats(device)
-    before = meter.allocated_nbytes()
+    before = int(torch.accelerator.memory_allocated(device))
     body()
     torch.accelerator.synchronize(device)
-    return meter.peak_nbytes() - before
+    return int(torch.accelerator.max_memory_allocated(device)) - before
 
 
 def verify_plan(
@@ -54,7 +51,7 @@ def verify_plan(
     measured: set[str] = set()
     for _ in range(_TRIES):
         variant = plan.choice
-        if variant is None or variant.bf16 or variant.describe() in measured:
+        if variant is None or variant.describe() in measured:
             return plan
         try:
             outcome = attempt(functools.partial(_measure, variant, model, loss_fn, batch, split, gauge))
@@ -80,8 +77,15 @@ def _measure(
         for part in list(parts)[:2]:
             loss_fn(model, part)[0].backward()
 
-    with _undoing(model), _running_as(variant, model):
-        return gauge(run_forward_and_backward)
+    snapshot = Snapshot(model, None, ())
+    snapshot.save()
+    model.zero_grad()  # they are set aside, and what is measured begins without
+    try:
+        with _running_as(variant, model):
+            return gauge(run_forward_and_backward)
+    finally:
+        snapshot.restore()
+        snapshot.free()
 
 
 def _correct(plan: Plan, variant: StepVariant, taken: int, measured: Collection[str]) -> Plan:
@@ -117,23 +121,6 @@ def _scale(variant: StepVariant, ratio: float, workspace: int) -> StepVariant:
     roles = {**variant.by_role, "temporaries": variant.by_role["temporaries"] + peak - variant.peak_nbytes}
     bound = max(peak, variant.bound_nbytes)
     return replace(variant, backward_peak_nbytes=backward, peak_nbytes=peak, bound_nbytes=bound, by_role=roles)
-
-
-@contextlib.contextmanager
-def _undoing(model: nn.Module) -> Iterator[None]:
-    """Undo, at the end, what happens inside to the model and to the random states."""
-    before, buffers = RandomState.now(accelerators_of(model)), SavedBuffers(model)
-    gradients = [(param, param.grad) for param in model.parameters()]
-    buffers.save()
-    try:
-        for param, _ in gradients:
-            param.grad = None
-        yield
-    finally:
-        for param, gradient in gradients:
-            param.grad = gradient
-        buffers.restore()
-        before.restore()
 
 
 @contextlib.contextmanager
