@@ -212,7 +212,7 @@ def test_a_step_of_the_optimizer_that_fails_is_taken_up() -> None:
         return trained(lambda _: model, optimizers=(optimizer, None), options=options)
 
     expected = make(None)
-    for number in (5, mode.count // 2):
+    for number in (5, 9):  # in the first step: later ones are copied once memory has run out
         mode = FailAt([number])
         assert largest_difference(make({}), expected) == 0
 

@@ -4,8 +4,7 @@ A step is a fixed sequence of operations. The tensors' version counters have cou
 changes of each parameter and moment are done. The step runs again, and these changes are skipped. All other operations
 run again. They may read tensors that have changed since the first time; then their results are suspect. Mostly a
 suspect result flows into a change that is skipped. If it would flow into one that is not, into a number, or into the
-optimizer's state, weights would be wrong: `PartialStepError`. The same is raised if the changes do not add up to those
-of a whole step, which was counted before.
+optimizer's state, weights would be wrong: `PartialStepError`. The same is raised if not all changes come once more.
 """
 
 from __future__ import annotations
@@ -35,14 +34,12 @@ class StepResumption(RetryOps):
 
     Args:
         done: how many changes of each storage (by its `_cdata`) have been made.
-        expected: how many a whole step makes.
         log: records further failures.
     """
 
-    def __init__(self, done: Mapping[int, int], expected: Mapping[int, int], log: FailureLog) -> None:
+    def __init__(self, done: Mapping[int, int], log: FailureLog) -> None:
         super().__init__((), log)
         self._to_skip = dict(done)
-        self._to_do = {key: count - done[key] for key, count in expected.items()}
         self._suspect: dict[int, Any] = {}
         """Storages whose content differs from the first time; kept alive, so that no other gets their key."""
 
@@ -63,9 +60,6 @@ class StepResumption(RetryOps):
         if is_suspect and (func in _NUMBERS or self._changes_watched(changed)):
             raise PartialStepError(f"{func} would need what a tensor held before it was changed")
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        for one in changed:
-            if storage_key(one) in self._to_do:
-                self._to_do[storage_key(one)] -= 1
         if is_suspect:
             for one in (*changed, *(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))):
                 if storage_key(one) not in self._to_skip:
@@ -78,7 +72,7 @@ class StepResumption(RetryOps):
         Raises:
             PartialStepError: it was another step than the first time, or a suspect result is in the optimizer's state.
         """
-        if any(self._to_skip.values()) or any(self._to_do.values()):
+        if any(self._to_skip.values()):
             raise PartialStepError("the step, run again, was another one than before")
         if any(storage_key(tensor) in self._suspect for tensor in state):
             raise PartialStepError("the optimizer's state would need what a tensor held before it was changed")

@@ -12,6 +12,7 @@ import enum
 import functools
 import io
 import logging
+import operator
 import random
 import re
 import threading
@@ -69,11 +70,7 @@ class StateTree:
         self._only = only
         self._left = list(roots)
         self._walk()
-
-    @property
-    def has_slots(self) -> bool:
-        """Whether some of it is in slots of objects, and not in containers."""
-        return bool(self._undo)
+        self.versions = [one._version for one in self.tensors]
 
     def restore(self) -> None:
         """Let all containers and objects hold what they held, and tensors have the gradient that they had."""
@@ -126,7 +123,7 @@ class StateTree:
                 self.gradients.append((tensor, grad))
             if grad is not None:
                 self._left.append(grad)
-        if attributes := tensor.__dict__:
+        if (attributes := tensor.__dict__) or isinstance(tensor, torch.nn.Parameter):  # which a step may give its first
             self._left.append(attributes)
         own = tensor if type(tensor) in _PLAIN_TENSORS else local_tensor(tensor)
         inner: Any = own
@@ -187,11 +184,13 @@ class StateTree:
         self.unknown.append(type(value))
 
 
-def is_leaf(kind: type) -> bool:
-    """Return whether objects of a type have no content that a step could change."""
-    if kind not in _WALKS:
-        _WALKS[kind] = _choose_walk(kind)
-    return _WALKS[kind] is None
+def differs(container: Any, content: Any) -> bool:
+    """Return whether a container holds something else than before; a dict, also whether in another order."""
+    if len(container) != len(content):
+        return True
+    if isinstance(container, dict):
+        return not all(map(operator.is_, container.values(), content.values())) or list(container) != list(content)
+    return not all(map(operator.is_, container, content))
 
 
 def refill(container: Any, content: Any) -> None:
