@@ -1,4 +1,4 @@
-"""What each rank of tests/memory/step/test_ddp_sync.py runs, under the real torchrun: `ranks.py FOLDER CASE...`."""
+"""What each rank of tests/memory/test_rank_sync.py runs, under the real torchrun: `ranks.py FOLDER CASE...`."""
 
 from __future__ import annotations
 

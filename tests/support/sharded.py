@@ -1,4 +1,4 @@
-"""What each rank of tests/memory/step/test_ranks.py runs, under the real torchrun: `sharded.py FOLDER CASE...`."""
+"""What each rank of tests/memory/test_rank_sync.py runs, under the real torchrun: `sharded.py FOLDER CASE...`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.distributed.fsdp import fully_shard
 
 from penstock import OutOfMemoryError, RankError, TrainStep
 from penstock.memory import rank_sync
-from penstock.memory.cutting.headroom import Headroom
 
 SIZES = [5, 8, 3, 7]
 CLIP = 0.5
@@ -153,40 +152,6 @@ def smaller(rank: int) -> None:
     assert_as(alone(of_all_ranks(3)), model)
 
 
-class Filling:
-    """A device whose memory is full but for what `room` samples take, from some time on."""
-
-    def __init__(self) -> None:
-        self.room = 1000
-        self.runs = 0
-
-    def allocated_nbytes(self) -> int:
-        return 0
-
-    def peak_nbytes(self) -> int:
-        self.runs += 1
-        return 800 if self.runs > 1 else 0  # the first micro-batch takes 800
-
-    def free_nbytes(self) -> int:
-        return self.room
-
-
-def headroom(rank: int) -> None:
-    """A rank whose memory has become short lets all cut their batches, before anything fails."""
-    meter = Filling()
-    step = step_of(model := sharded())
-    step._accumulation._headroom = Headroom(meter if rank == 1 else None)
-    batch = batch_of(0, 1)  # of 8 samples
-    parts = []
-    for room in (1000, 1000, 400, 100, 1000):
-        meter.room = room
-        step(batch)
-        parts.append(step.statistics().micro_batch)
-    assert parts == [8, 8, 4, 1, 8], parts
-    assert step.statistics().out_of_memory == 0
-    assert_as(alone([[batch] * dist.get_world_size()] * 5), model)
-
-
 def cut(rank: int) -> None:
     """Failures while a batch is cut, out of memory and others, are failures like any other."""
     refuses = False
@@ -302,7 +267,6 @@ CASES = {
     "first step": first_step,
     "oom": oom,
     "smaller": smaller,
-    "headroom": headroom,
     "cut": cut,
     "ended": ended,
     "error": error,

@@ -21,6 +21,7 @@ from penstock.memory.cutting.loss_weights import LossWeights, Weight
 from penstock.memory.cutting.micro_batch import Cutting, CuttingOptions
 from penstock.memory.guarded_optimizer import guard_optimizer
 from penstock.memory.optimizer.joined_optimizers import reject_gradient_hooks
+from penstock.memory.recovery.out_of_memory import FailureLog
 from penstock.memory.recovery.snapshot import Snapshot
 
 Scale = Callable[[Tensor], Tensor]
@@ -29,7 +30,7 @@ ForwardBackward = Callable[[Any, Scale], Any]
 
 
 class GuardedBackward:
-    """Runs batches by `ForwardBackward` functions; the arguments are those of `BackwardStep`."""
+    """Runs batches by `ForwardBackward` functions; the arguments are those of `BackwardStep`, and a log of failures."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class GuardedBackward:
         weight: Weight | Literal["sum"] | None = None,
         backward: Callable[[Tensor], object] = Tensor.backward,
         loss_fn: Callable[..., Any] | None = None,
+        log: FailureLog | None = None,
         **cutting: Unpack[CuttingOptions],
     ) -> None:
         reject_parallel(model)
@@ -48,7 +50,7 @@ class GuardedBackward:
         # an optimizer's step inside of an attempt must not pass for a change that can be put back
         snapshot = Snapshot(model, optimizer, how.also, loss_fn, copies_params=False)
         self._weights = LossWeights(model, optimizer, weight, backward, how)
-        self._attempts = BatchAttempts(model, optimizer, how, self._weights, snapshot)
+        self._attempts = BatchAttempts(model, optimizer, how, self._weights, snapshot, log or FailureLog())
 
     @property
     def largest_fitting(self) -> int | None:
@@ -133,9 +135,12 @@ class BackwardStep:
         **cutting: Unpack[CuttingOptions],
     ) -> None:
         self._model, self._loss_fn, self._backward = model, loss_fn, backward
-        self._guarded = GuardedBackward(model, optimizer, weight=weight, backward=backward, loss_fn=loss_fn, **cutting)
+        log = FailureLog()
+        self._guarded = GuardedBackward(
+            model, optimizer, weight=weight, backward=backward, loss_fn=loss_fn, log=log, **cutting
+        )
         if optimizer is not None:
-            guard_optimizer(optimizer, model)
+            guard_optimizer(optimizer, model, log)
 
     def __call__(self, batch: Any, **arguments: Any) -> Tensor:
         """Add the gradients of a batch; `arguments` go to `loss_fn`, as in `num_items_in_batch=tokens`.

@@ -12,9 +12,10 @@ from torch import nn
 from penstock.core.tree import call_with
 from penstock.distributed.rank_group import reject_ranks
 from penstock.memory.attempts import BatchAttempts
-from penstock.memory.cutting.cut_check import OutputComparison
+from penstock.memory.cutting.cut_check import output_comparison
 from penstock.memory.cutting.join import join_outputs
 from penstock.memory.cutting.micro_batch import Cutting, CuttingOptions
+from penstock.memory.recovery.out_of_memory import FailureLog
 from penstock.memory.recovery.snapshot import Snapshot
 
 
@@ -74,8 +75,8 @@ class EvalStep:
         def snapshot() -> Snapshot:
             return Snapshot(model, None, how.also, self._forward, with_stepped=None, copies_params=False, warned=warned)
 
-        comparison = OutputComparison(how, snapshot(), functools.partial(self._forward, model), self._join)
-        self._attempts = BatchAttempts(model, None, how, comparison, snapshot())
+        comparison = output_comparison(how, snapshot(), functools.partial(self._forward, model), self._join)
+        self._attempts = BatchAttempts(model, None, how, comparison, snapshot(), FailureLog())
 
     def __call__(self, batch: Any) -> Any:
         """Return the model's output for a batch.

@@ -22,15 +22,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
-from penstock.memory.cutting.cut_policy import CutPolicy, CutRefusedError
-from penstock.memory.cutting.headroom import headroom_of
-from penstock.memory.cutting.split import bucket_of
+from penstock.memory.attempts import run_until_it_fits
+from penstock.memory.cutting.cut_policy import CutPolicy, RunningBatch
 from penstock.memory.explain import explain_failure
 from penstock.memory.micro_batch_runner import MicroBatchRunner
 from penstock.memory.model_tensors import drop_gradients, drop_input_gradients
 from penstock.memory.rank_sync import FsdpSync, ShortageError
-from penstock.memory.recovery.change_line import find_change_line
-from penstock.memory.recovery.out_of_memory import Failure, FailureLog, OutOfMemoryError, attempt, clear_frames, retry
+from penstock.memory.recovery.out_of_memory import (
+    AttemptResult,
+    Failure,
+    FailureLog,
+    OutOfMemoryError,
+    attempt,
+    clear_frames,
+    retry,
+)
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.snapshot import ChangedInPlaceError, Snapshot
 
@@ -40,12 +46,10 @@ _NUMBERS = (int, float)
 """Types of weights that are known without waiting for a device, beside tensors on the host."""
 
 
-@dataclass(eq=False)
-class WindowBatch:
+@dataclass(eq=False, kw_only=True)
+class WindowBatch(RunningBatch):
     """A batch of a window."""
 
-    batch: Any
-    size: int
     before: RandomState
     continues: bool
     """Whether nothing was drawn between the previous batch of the window and this one."""
@@ -53,19 +57,8 @@ class WindowBatch:
     loss: Tensor | None = None
     """The sum of its losses, detached."""
     weight: Any = 0
-    parts: int = 1
     mean: Tensor | None = None
     """Its mean loss, once it is known."""
-
-    @functools.cached_property
-    def bucket(self) -> tuple[Any, ...]:
-        """Batches of one bucket need about the same memory per sample."""
-        return bucket_of(self.batch)
-
-    @property
-    def micro_batch(self) -> int:
-        """Samples in its largest part."""
-        return -(-self.size // self.parts)
 
     def mean_loss(self) -> Tensor:
         """Return its mean loss; 0 of nothing. May be called again after it has failed."""
@@ -115,7 +108,6 @@ class GradientAccumulation:
         self._log = log
         self._fsdp = fsdp
         self.policy = policy
-        self._headroom = headroom_of(runner.devices)
         self._snapshot = snapshot
         self._window: list[WindowBatch] = []
         self._done = 0
@@ -159,7 +151,7 @@ class GradientAccumulation:
         before = self._snapshot.random_state()
         size = 0 if batch is None else self._runner.cutting.size_of(batch)
         continues = bool(self._window) and before == self._window[-1].after
-        self._window.append(WindowBatch(batch, size, before, continues))
+        self._window.append(WindowBatch(batch, size, before=before, continues=continues))
 
     def compute(self) -> Tensor:
         """Add to the gradients what they lack of the window, with as many attempts as it takes.
@@ -171,38 +163,10 @@ class GradientAccumulation:
             OutOfMemoryError: a single sample does not fit, or the batch must not be cut.
             RankError: another rank has given up.
         """
-        retried: set[int] = set()
-        while True:
-            try:
-                is_done, failure = self._attempt()
-            except CutRefusedError as error:
-                self.roll_back()
-                raise self.policy.refused(error, self._running.bucket) from error.__cause__
-            except Exception as error:
-                one = self._running
-                if self._fsdp is None and self.policy.avoids_lone_samples(error, one.size, one.parts):
-                    self.roll_back()
-                    continue
-                explained = self.policy.of_a_cut(error, one.bucket, one.size, one.parts)
-                if explained is None:
-                    raise
-                self.roll_back()
-                raise explained from error
-            if is_done:
-                mean = self._window[-1].mean
-                return self._mean_loss() if mean is None else mean
-            self._reject_unresettable_model(failure)
-            if failure is not None:
-                self._log.record(failure)
-            failed = self._running
-            self.roll_back()
-            if failure is None:
-                continue  # another rank failed, and decides for itself what follows
-            if retried and (why := self._runner.cutting.why_uncountable(failed.batch)):
-                raise OutOfMemoryError(f"{self.explain(failure)}\nThe batch was not cut: {why}.")
-            self.policy.record_failure(failed.bucket, failed.size, failed.parts, failure, retried)
+        run_until_it_fits(self.policy, self._attempt, self._running, self.roll_back, self._log)
+        mean = self._window[-1].mean
+        return self._mean_loss() if mean is None else mean
 
-    @property
     def _running(self) -> WindowBatch:
         """The batch that an attempt ended in."""
         return self._window[min(self._done, len(self._window) - 1)]
@@ -212,7 +176,7 @@ class GradientAccumulation:
         try:
             self.retry(self._roll_back, "restoring what a failed attempt had changed")
         except ChangedInPlaceError as error:
-            raise OutOfMemoryError(f"memory ran out, and {error}{self._place_of(error)}") from None
+            raise OutOfMemoryError(f"memory ran out, and {error}") from None
 
     def remove_last(self, error: BaseException) -> None:
         """Leave the window as if its last batch, which has ended in `error`, had never been added."""
@@ -225,7 +189,7 @@ class GradientAccumulation:
         try:
             self.retry(self._roll_back, "restoring what a failed attempt had changed")
         except ChangedInPlaceError as change:
-            error.add_note(f"{change}{self._place_of(change)}")
+            error.add_note(str(change))
         finally:
             last.before.restore()
             self._window.remove(last)
@@ -269,31 +233,19 @@ class GradientAccumulation:
         step = (self._runner.compute_loss_on_cpu, self._window[-1].batch) if self._window else None
         return explain_failure(failure, self._runner.model, self._optimizer, step)
 
-    def _place_of(self, error: ChangedInPlaceError) -> str:
-        """Return where a tensor was changed, as far as that shows when the last batch's loss is computed again."""
-        one = self._window[-1]
-
-        def run() -> None:
-            with torch.no_grad():
-                self._runner.compute_loss(self._runner.cut(one.batch, one.parts)[0])
-
-        line = "" if one.batch is None else find_change_line(error.tensors, run)
-        with contextlib.suppress(ChangedInPlaceError):
-            self._snapshot.restore()
-        self._window[0].before.restore()
-        return f" (it is changed at {line})" if line else ""
-
     # ── one attempt ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _attempt(self) -> tuple[bool, Failure | None]:
-        """Try once; return whether it succeeded, and if not, what failed here (None: another rank's memory)."""
+    def _attempt(self) -> AttemptResult[None] | None:
+        """Try once; return what failed here, if anything did, and None where another rank's memory ran out."""
         try:
-            failure = attempt(self._add_missing).failure
-            return failure is None, failure
+            result = attempt(self._add_missing)
         except ShortageError as error:
             shortage = error
+        else:
+            return result
         clear_frames(shortage)
-        return False, shortage.failure
+        self._reject_unresettable_model(shortage.failure)
+        return None if shortage.failure is None else AttemptResult(failure=shortage.failure)
 
     def _add_missing(self) -> None:
         """Run forward and backward of the batches that the gradients lack."""
@@ -329,7 +281,7 @@ class GradientAccumulation:
             self._run_on_all_ranks(one, self._fsdp)
         elif one.batch is not None:
             one.parts = 1
-            one.parts = self.policy.count_parts(one.batch, one.bucket, one.size) if self.policy.sizes.is_limited else 1
+            one.parts = self.policy.count_parts(one)
             one.reset()
             if one.parts > 1:
                 for part in self._runner.cut(one.batch, one.parts):
@@ -338,10 +290,9 @@ class GradientAccumulation:
                 self._run_part(one, one.batch)
         if one.batch is not None:
             self.micro_batch = one.size if one.parts == 1 else one.micro_batch
-            if self.policy.sizes.is_limited:
-                self.policy.record_success(one.bucket, self.micro_batch)
+            self.policy.record_success(one)
 
-    def _run_part(self, one: WindowBatch, part: Any) -> None:
+    def _run_part(self, one: WindowBatch, part: Any, divisor: float | None = None) -> None:
         loss, weight = self._runner.compute_loss(part)
         self._runner.reject_mean(loss, weight)
         self._snapshot.find_in_graph(loss)
@@ -351,7 +302,7 @@ class GradientAccumulation:
         one.add(loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight)
         if one.parts == 1:
             one.mean = one.mean_loss()  # before backward, which leaves nothing in the processor's caches
-        self._runner.add_gradients(loss, self.estimated_weight)
+        self._runner.add_gradients(loss, divisor or self.estimated_weight)
 
     def _mean_loss(self) -> Tensor:
         """Return the mean loss of the last batch."""
@@ -380,18 +331,14 @@ class GradientAccumulation:
     def _run_on_all_ranks(self, one: WindowBatch, fsdp: FsdpSync) -> None:
         """Run a batch of a sharded model, in the same number of parts on every rank."""
         one.reset()
-        own_parts = 1
-        if one.batch is not None:  # an out-of-memory on one rank would cost all ranks their attempt
-            fewest = math.ceil(one.size / self._headroom.max_samples(one.bucket))
-            own_parts = max(fewest, self.policy.count_parts(one.batch, one.bucket, one.size))
-        one.parts = fsdp.agree_on_parts(own_parts)
+        # An out-of-memory on one rank would cost all ranks their attempt.
+        one.parts = fsdp.agree_on_parts(1 if one.batch is None else self.policy.count_parts(one))
         if one.batch is not None:
-            self.policy.check(one.batch, one.bucket, one.size, one.parts)
+            self.policy.check(one, one.parts)
         own: list[Any] = []
         divisor = self.estimated_weight / fsdp.size
         for number in range(one.parts):
-            with self._headroom.measure(one.bucket, one.micro_batch):
-                fsdp.run_micro_batch(functools.partial(self._run_part_of, one, own, number, divisor))
+            fsdp.run_micro_batch(functools.partial(self._run_part_of, one, own, number, divisor))
         self._last_part = own[-1] if own else self._last_part
 
     def _run_part_of(self, one: WindowBatch, own: list[Any], number: int, divisor: float) -> None:
@@ -402,7 +349,7 @@ class GradientAccumulation:
         if one.batch is not None and not own:
             own.extend(self._runner.cut(one.batch, one.parts))
         if number < len(own):
-            one.add(*self._runner.run(own[number], divisor, self._snapshot.find_in_graph))
+            self._run_part(one, own[number], divisor)
         elif self._last_part is not None:
             self._runner.run_without_effect(self._last_part)
         else:

@@ -1,6 +1,6 @@
-"""StepWindow: takes a window of batches to one optimizer step, whatever memory does on the way.
+"""GradientWindow: takes a window of batches to one optimizer step, whatever memory does on the way.
 
-    OPEN ──full──▶ REDUCE ──▶ STEP ──▶ COMMITTED ──▶ OPEN (the next window)
+    OPEN ──full──▶ REDUCE ──▶ STEP ──▶ DONE ──▶ OPEN (the next window)
       │ ▲             │        │ ▲
       │ └─given up────┘        │ └── memory ran out: the next call resumes here, with the gradients it has
       │                        ▼
@@ -9,9 +9,9 @@
 **OPEN** takes batches and computes their gradients as they come (`gradient_accumulation.py`). A failed attempt leaves
 no trace. **ATTEMPT** computes the gradients of a window that takes no more batches: of one that is flushed, or whose
 gradients a failure has changed in part. **REDUCE**: the ranks of a parallel model vote, and add up their gradients
-(`ddp_sync.py`, `fsdp_sync.py`). **STEP** divides the gradients, clips them and steps the optimizer (`commit.py`); a
+(`rank_sync.py`). **STEP** divides the gradients, clips them and steps the optimizer (`optimizer_stage.py`); a
 failure there never shrinks a micro-batch. Where nothing is to be divided or clipped, the optimizer is stepped at
-once, and a Commit does the rest only if that fails. **COMMITTED**: exactly one step has been taken.
+once, and an OptimizerStage does the rest only if that fails. **DONE**: exactly one step has been taken.
 
 What a loss is divided by is the weight of the whole window, over all of its batches and ranks. It is known only when
 the window is complete, so gradients are first divided by an estimate (the number of samples) and corrected in STEP.
@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import RankError
-from penstock.memory.commit import Commit, CommitStageError, PartialGradientsError
 from penstock.memory.gradient_accumulation import GradientAccumulation
 from penstock.memory.optimizer.optimizer_transaction import StepTransaction, StepTransactions
 from penstock.memory.optimizer.resume_optimizer import PartialStepError
+from penstock.memory.optimizer_stage import OptimizerStage, OptimizerStageError, PartialGradientsError
 from penstock.memory.rank_sync import DdpSync, FsdpSync
 from penstock.memory.recovery.out_of_memory import FailureLog, OutOfMemoryError, RetryOps, attempt
 
@@ -45,10 +45,10 @@ class WindowState(Enum):
     ATTEMPT = auto()
     REDUCE = auto()
     STEP = auto()
-    COMMITTED = auto()
+    DONE = auto()
 
 
-class StepWindow:
+class GradientWindow:
     """The window of one TrainStep.
 
     Args:
@@ -88,7 +88,7 @@ class StepWindow:
         self._weight: Any = 0.0
         self._factor: float | None = None
         """What to multiply gradients by, where the ranks have agreed on it."""
-        self._commit: Commit | None = None
+        self._stage: OptimizerStage | None = None
         self.steps = self.batches = self.skipped = 0
 
     def add(self, batch: Any) -> Tensor:
@@ -122,8 +122,8 @@ class StepWindow:
         self.finish()
 
     def finish(self) -> None:
-        """Take the window from its state to COMMITTED, and open the next. After an error, call it again to resume."""
-        while self._state is not WindowState.COMMITTED:
+        """Take the window from its state to DONE, and open the next. After an error, call it again to resume."""
+        while self._state is not WindowState.DONE:
             if self._state is WindowState.ATTEMPT:
                 self._state = self._attempt()
             elif self._state is WindowState.REDUCE:
@@ -169,14 +169,14 @@ class StepWindow:
     def _step(self) -> WindowState:
         """Divide, unscale, clip and step; ATTEMPT follows where gradients have to be computed again."""
         try:
-            if self._commit is None and self._accumulation.is_weight_exact:
+            if self._stage is None and self._accumulation.is_weight_exact:
                 if self._is_plain and self._has_stepped():
-                    return WindowState.COMMITTED
-                self._commit = self._make_commit(1.0)
-            elif self._commit is None:
-                self._accumulation.retry(self._correct_and_commit, "adding up the weights of a batch")
-            assert self._commit is not None
-            self._commit.run()
+                    return WindowState.DONE
+                self._stage = self._make_stage(1.0)
+            elif self._stage is None:
+                self._accumulation.retry(self._correct_and_make_stage, "adding up the weights of a batch")
+            assert self._stage is not None
+            self._stage.run()
         except PartialGradientsError:
             self._drop_partial_gradients()
             return WindowState.ATTEMPT
@@ -185,12 +185,12 @@ class StepWindow:
                 f"the optimizer's step failed in its middle ({error}), and its weights and moments are "
                 "inconsistent now; go back to a checkpoint, with a new TrainStep"
             ) from error
-        except CommitStageError as error:
+        except OptimizerStageError as error:
             raise OutOfMemoryError(
-                f"{error.stage}: {self._accumulation.explain(error.failure)}\n"
+                f"{error.action}: {self._accumulation.explain(error.failure)}\n"
                 "The gradients are complete; the next call resumes from there."
             ) from None
-        return WindowState.COMMITTED
+        return WindowState.DONE
 
     def _has_stepped(self) -> bool:
         """Step with gradients that are right as they are. Return whether it succeeded; else it can be resumed."""
@@ -201,8 +201,8 @@ class StepWindow:
 
     def _open_next(self) -> None:
         """Count the step, call what follows it, and open the next window."""
-        stepped = self._commit is None or self._commit.stepped
-        self._commit, self._state = None, WindowState.OPEN
+        stepped = self._stage is None or self._stage.stepped
+        self._stage, self._state = None, WindowState.OPEN
         if self._ranks is not None:
             if self._weight:
                 self._accumulation.estimated_weight = self._weight
@@ -236,7 +236,7 @@ class StepWindow:
                 "memory ran out while the gradients of all ranks were being divided or clipped, and they cannot be "
                 "computed again on this rank alone; go back to a checkpoint"
             )
-        self._commit, self._state = None, WindowState.ATTEMPT
+        self._stage, self._state = None, WindowState.ATTEMPT
         self._accumulation.roll_back()
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,14 +252,14 @@ class StepWindow:
     def _sum_weights(self) -> None:
         self._weight = sum(map(float, self._accumulation.weights()), 0.0)
 
-    def _correct_and_commit(self) -> None:
+    def _correct_and_make_stage(self) -> None:
         if self._ranks is None:
             self._weight = functools.reduce(operator.add, self._accumulation.weights())
         estimate = self._accumulation.estimated_weight
-        self._commit = self._make_commit(_factor(estimate, self._weight) if self._factor is None else self._factor)
+        self._stage = self._make_stage(_factor(estimate, self._weight) if self._factor is None else self._factor)
 
-    def _make_commit(self, factor: float | Tensor) -> Commit:
-        return Commit(
+    def _make_stage(self, factor: float | Tensor) -> OptimizerStage:
+        return OptimizerStage(
             self._transaction,
             factor=factor,
             scaler=self._scaler,

@@ -20,16 +20,21 @@ from penstock.memory.recovery.out_of_memory import FailureLog, OutOfMemoryError,
 _guarded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
-def guard_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+def guard_optimizer(optimizer: Optimizer, model: nn.Module, log: FailureLog) -> None:
     """Let `optimizer.step` be tried until it is done, once; a wrapper of Accelerate's or Fabric's is looked through.
 
     A closure is called before the step, as torch's optimizers do. LBFGS, and other optimizers that are given a closure,
     step as they are.
 
+    Args:
+        optimizer: of a framework, or of torch's kind.
+        model: for a description of a failure.
+        log: of the failures of the training step; once there are any, optimizers that are not torch's step from copies.
+
     Example:
         >>> model = nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> guard_optimizer(optimizer, model)
+        >>> guard_optimizer(optimizer, model, FailureLog())
         >>> optimizer.step()
     """
     while type(optimizer).__module__.startswith(("accelerate.", "lightning.", "pytorch_lightning.")):
@@ -37,7 +42,6 @@ def guard_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     if optimizer in _guarded or isinstance(optimizer, torch.optim.LBFGS):
         return
     _guarded.add(optimizer)
-    log = FailureLog()
     transaction = StepTransaction(optimizer, log=log)
     before: Callable[..., Any] = optimizer.step
     function = getattr(before, "__func__", before)

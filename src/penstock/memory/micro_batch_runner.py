@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import OptionError
-from penstock.memory.autocast import Autocast
 from penstock.memory.cutting.loss_reduction import reduction_of
 from penstock.memory.cutting.micro_batch import Cutting
 from penstock.memory.model_tensors import LossFunction, accelerators_of
@@ -50,17 +50,6 @@ class MicroBatchRunner:
     def cut(self, batch: Any, parts: int) -> Sequence[Any]:
         """Return the micro-batches of `batch`."""
         return self.cutting.cut(batch, parts) if parts > 1 else [batch]
-
-    def run(
-        self, part: Any, divisor: float, before_backward: Callable[[Tensor], object] | None = None
-    ) -> tuple[Tensor, Any]:
-        """Add the gradients of `part`, its losses divided by `divisor`; return the sum of its losses and its weight."""
-        loss, weight = self.compute_loss(part)
-        self.reject_mean(loss, weight)
-        if before_backward is not None:
-            before_backward(loss)
-        self.add_gradients(loss, divisor)
-        return loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight
 
     def add_gradients(self, loss: Tensor, divisor: float) -> None:
         """Do what `(loss / divisor).backward()` does; the gradient that most steps begin with is the same."""
@@ -129,3 +118,35 @@ class MicroBatchRunner:
         """Let the scaler allocate both of its tensors again: after a failure between them it never makes the second."""
         if self._scaler is not None and self._scaler._growth_tracker is None:
             self._scaler._scale = None
+
+
+class Autocast:
+    """The contexts in which losses are computed.
+
+    Args:
+        wanted: a dtype, arguments of `torch.autocast`, or None for full precision.
+        devices: the model's accelerators, whose type is the default.
+    """
+
+    def __init__(self, wanted: torch.dtype | dict[str, Any] | None, devices: Sequence[torch.device]) -> None:
+        self._options: dict[str, Any] | None = None
+        if wanted is not None and not isinstance(wanted, (torch.dtype, dict)):
+            raise OptionError(
+                f"autocast must be a dtype, as in torch.bfloat16, or arguments of torch.autocast, not {wanted!r}"
+            )
+        if wanted is not None:
+            self._options = {"dtype": wanted} if isinstance(wanted, torch.dtype) else dict(wanted)
+            self._options.setdefault("device_type", devices[0].type if devices else "cpu")
+        self.is_off = self._options is None
+        """Whether losses are computed in full precision."""
+
+    def __call__(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context for the model's own device."""
+        return contextlib.nullcontext() if self._options is None else torch.autocast(**self._options)
+
+    def on_cpu(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context for the same model on the CPU, where it is planned."""
+        if self._options is None:
+            return contextlib.nullcontext()
+        dtype = self._options.get("dtype") or torch.get_autocast_dtype(self._options["device_type"])
+        return torch.autocast(**{**self._options, "device_type": "cpu", "dtype": dtype})

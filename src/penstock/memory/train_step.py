@@ -1,6 +1,6 @@
 """TrainStep: one optimizer step per window of batches, with the same gradients however often memory runs out.
 
-step(batch) ─▶ StepWindow: attempt ─▶ vote ─▶ reduce ─▶ step ─▶ committed        (step_window.py)
+step(batch) ─▶ GradientWindow: attempt ─▶ vote ─▶ reduce ─▶ step
 └ GradientAccumulation: a failed attempt is undone and retried, in smaller micro-batches
 └ MicroBatchRunner: forward and backward of one micro-batch
 """
@@ -20,13 +20,12 @@ from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
 from penstock.distributed.rank_group import RankGroup, is_sharded, rank_group_of
-from penstock.memory.cutting.batch_dims import Dims
-from penstock.memory.cutting.cut_check import CutCheck, GradientComparison
+from penstock.memory.cutting.cut_check import CutCheck, gradient_comparison
 from penstock.memory.cutting.cut_policy import CutPolicy
 from penstock.memory.cutting.micro_batch import Cutting, MicroBatchSizes
-from penstock.memory.cutting.split import LayerNames, Split
+from penstock.memory.cutting.split import Dims, LayerNames, Split
 from penstock.memory.gradient_accumulation import GradientAccumulation
-from penstock.memory.gradient_window import StepWindow
+from penstock.memory.gradient_window import GradientWindow
 from penstock.memory.live_steps import live_steps
 from penstock.memory.micro_batch_runner import MicroBatchRunner
 from penstock.memory.model_tensors import LossFunction, accelerators_of
@@ -157,7 +156,7 @@ class TrainStep:
         self._runner = MicroBatchRunner(self._inner, loss_fn, cutting, autocast, scaler)
         warned: set[str] = set()
         snapshot = Snapshot(self._inner, optimizer, also, loss_fn, copies_all=True, warned=warned)
-        self._comparison = GradientComparison(cutting, snapshot, self._runner.compute_loss)
+        self._comparison = gradient_comparison(cutting, snapshot, self._runner.compute_loss)
         self._accumulation = GradientAccumulation(
             self._runner,
             optimizer,
@@ -169,7 +168,6 @@ class TrainStep:
                 cutting,
                 self._comparison if fsdp is None else None,
                 self._explain,
-                self._runner.compute_loss,
             ),
             snapshot=Snapshot(
                 self._inner, optimizer, also, loss_fn, with_stepped=False, is_watching=fsdp is None, warned=warned
@@ -266,8 +264,8 @@ class TrainStep:
         scaler: torch.amp.GradScaler | None,
         clip_grad_norm: float | None,
         after_step: Sequence[Callable[[], object]],
-    ) -> StepWindow:
-        return StepWindow(
+    ) -> GradientWindow:
+        return GradientWindow(
             self._inner,
             self._accumulation,
             self._transaction,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock import OptionError
-from penstock.memory.cutting.batch_dims import BatchDims
+from penstock.memory.cutting.split import BatchDims
 
 
 def test_fields_are_cut_along_their_own_dimensions() -> None:

@@ -72,7 +72,7 @@ def test_a_pair_of_tensors_is_not_a_list_of_two_samples() -> None:
     ("batch", "words"),
     [
         (["a", "b"], "no tensor whose first dimension"),
-        ({"x": torch.zeros(4, 2), "y": torch.zeros(3)}, r"shape \(3,\) in a batch of 4 samples"),
+        ({"x": torch.zeros(4, 2), "y": torch.zeros(3)}, r"y, of shape \(3,\), does not have the 4 samples"),
         ([torch.zeros(4), torch.zeros(4, 2).to_sparse()], "nested or sparse"),
     ],
 )

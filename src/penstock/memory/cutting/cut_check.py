@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -148,36 +148,6 @@ class Comparison(Protocol):
         ...
 
 
-class Compared:
-    """Leaves all that a comparison changes as it was, and notes what random numbers it drew."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self.chance = FixedChance(snapshot.devices)
-        self.is_certain = True
-
-    @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
-        """Undo, at the end, what happens inside."""
-        self._snapshot.save()
-        try:
-            with _eager():
-                yield
-        finally:
-            self._snapshot.restore()
-            self._snapshot.free()
-
-    @contextlib.contextmanager
-    def run(self) -> Iterator[None]:
-        """Begin from where the first run began, with random numbers replaced."""
-        self._snapshot.restore()
-        before = RandomState.now(self._snapshot.devices)
-        with self.chance:
-            yield
-        drawn = RandomState.now(self._snapshot.devices)
-        self.is_certain &= not self.chance.has_drawn and (drawn.numpy, drawn.python) == (before.numpy, before.python)
-
-
 def _eager() -> contextlib.AbstractContextManager[object]:
     """Return a context in which compiled models run as written, so that their compiler does not see a mode."""
     if "torch._dynamo" not in sys.modules:  # which takes seconds to import
@@ -186,25 +156,24 @@ def _eager() -> contextlib.AbstractContextManager[object]:
     return eager
 
 
-class GradientComparison:
-    """Compares gradients.
+class CutComparison:
+    """Compares what a step computes of a batch that is whole and that is cut.
 
     Args:
         cutting: how batches are cut.
-        snapshot: of all that a loss changes; the gradients of its modules are compared.
-        compute_loss: `part -> (sum of losses, how many they are)`.
-        backward: computes the gradients of a loss.
+        snapshot: of all that the step changes.
+        compute: `parts -> results`, by name.
+        compared: what these are: "gradients" or "outputs".
     """
 
     def __init__(
         self,
         cutting: Cutting,
         snapshot: Snapshot,
-        compute_loss: Callable[[Any], tuple[Tensor, Any]],
-        backward: Callable[[Tensor], object] = Tensor.backward,
+        compute: Callable[[Sequence[Any]], Mapping[str, Tensor]],
+        compared: str,
     ) -> None:
-        self._cutting, self._snapshot = cutting, snapshot
-        self._compute_loss, self._backward = compute_loss, backward
+        self._cutting, self._snapshot, self._compute, self._compared = cutting, snapshot, compute, compared
         self._is_done = False
 
     def is_due(self, batch: Any, parts: Sequence[Any]) -> bool:
@@ -213,15 +182,15 @@ class GradientComparison:
 
     def compare(self, piece: Any) -> CutCheck | str:
         """Compare, if the host has room for the gradients."""
-        needed = sum(2 * param.nbytes for param in self._named("named_parameters").values())
-        if needed > available_nbytes() // 2:
+        needed = sum(2 * param.nbytes for param in self._snapshot.named("named_parameters").values())
+        if self._compared == "gradients" and needed > available_nbytes() // 2:
             return "the host has no room for a copy of the gradients"
         found = self.check(piece)
         self._is_done = True
         return found
 
     def check(self, batch: Any, parts: int | None = None) -> CutCheck:
-        """Run `batch` whole and cut; by default into parts of different sizes.
+        """Run `batch` whole and cut; by default into parts of different sizes. All is as before afterwards.
 
         Raises:
             OptionError: the batch has fewer than two samples, or cannot be cut.
@@ -230,61 +199,87 @@ class GradientComparison:
         if size < 2:
             raise OptionError(f"a batch of {size} samples cannot be cut; check one with at least two")
         cut = self._cutting.cut(batch, min(size, parts or _uneven_parts(size)))
-        compared = Compared(self._snapshot)
-        with compared.undone():
-            versions = self._versions()
-            with compared.run():
-                weight = self._accumulate([batch])
-            changed = [name for name, version in self._versions().items() if versions.get(name) != version]
-            whole = {name: (one / weight).to("cpu") for name, one in self._gradients().items()}
-            buffers = {name: one.detach().clone() for name, one in self._named("named_buffers").items()}
-            with compared.run():
-                weight = self._accumulate(cut)
-            parted = {name: one / weight for name, one in self._gradients().items()}
-            tolerance = _tolerance(compared.chance.dtypes, self._named("named_parameters").values())
-            differences = _differences(whole, parted)
-            moved = [
-                name
-                for name, one in self._named("named_buffers").items()
-                if name in buffers and one.is_floating_point() and _differ(buffers[name], one, tolerance)
-            ]
+        chance = FixedChance(self._snapshot.devices)
+        named = self._snapshot.named
+        self._snapshot.save()
+        try:
+            with _eager():
+                params = named("named_parameters")
+                versions = [one._version for one in params.values()]
+                whole, is_certain = self._run(chance, [batch])
+                changed = [name for name, was in zip(params, versions, strict=True) if params[name]._version != was]
+                buffers = {name: one.detach().clone() for name, one in named("named_buffers").items()}
+                parted, is_still_certain = self._run(chance, cut)
+                tolerance = _tolerance(chance.dtypes, (*params.values(), *whole.values()))
+                moved = [
+                    name
+                    for name, one in named("named_buffers").items()
+                    if name in buffers and one.is_floating_point() and _differ(buffers[name], one, tolerance)
+                ]
+                differences = _differences(whole, parted)
+        finally:
+            self._snapshot.restore()
+            self._snapshot.free()
         return CutCheck(
             samples=size,
             parts=len(cut),
             differences=differences,
             buffers=(*moved, *changed),
             tolerance=tolerance,
-            is_certain=compared.is_certain,
+            is_certain=is_certain and is_still_certain,
+            compared=self._compared,
         )
 
-    def _accumulate(self, batches: Sequence[Any]) -> float:
-        """Let the parameters have the gradients of batches; return what these weigh."""
-        total = 0.0
-        for param in self._named("named_parameters").values():
+    def _run(self, chance: FixedChance, parts: Sequence[Any]) -> tuple[dict[str, Tensor], bool]:
+        """Begin from where the first run began, with random numbers replaced; return whether all of them were."""
+        self._snapshot.restore()
+        before = RandomState.now(self._snapshot.devices)
+        with chance:
+            found = dict(self._compute(parts))
+        drawn = RandomState.now(self._snapshot.devices)
+        return found, not chance.has_drawn and (drawn.numpy, drawn.python) == (before.numpy, before.python)
+
+
+def gradient_comparison(
+    cutting: Cutting,
+    snapshot: Snapshot,
+    compute_loss: Callable[[Any], tuple[Tensor, Any]],
+    backward: Callable[[Tensor], object] = Tensor.backward,
+) -> CutComparison:
+    """Return what compares the gradients of a snapshot's modules, divided by what their losses weigh.
+
+    Args:
+        cutting: how batches are cut.
+        snapshot: of all that a loss changes.
+        compute_loss: `part -> (sum of losses, how many they are)`.
+        backward: computes the gradients of a loss.
+    """
+
+    def compute(parts: Sequence[Any]) -> dict[str, Tensor]:
+        params, total = snapshot.named("named_parameters"), 0.0
+        for param in params.values():
             param.grad = None
-        for batch in batches:
-            loss, weight = self._compute_loss(batch)
-            self._snapshot.find_in_graph(loss)
-            self._backward(loss)
+        for part in parts:
+            loss, weight = compute_loss(part)
+            snapshot.find_in_graph(loss)
+            backward(loss)
             total += float(weight)
-        return total or math.inf
+        return {
+            name: (param.grad.detach().to_dense() / (total or math.inf)).to("cpu")
+            for name, param in params.items()
+            if param.grad is not None
+        }
 
-    def _gradients(self) -> dict[str, Tensor]:
-        named = self._named("named_parameters").items()
-        return {name: param.grad.detach().to_dense() for name, param in named if param.grad is not None}
-
-    def _versions(self) -> dict[str, int]:
-        return {name: param._version for name, param in self._named("named_parameters").items()}
-
-    def _named(self, method: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for number, module in enumerate(self._snapshot.modules):
-            found.update(getattr(module, method)(prefix=f"also[{number - 1}]" if number else ""))
-        return found
+    return CutComparison(cutting, snapshot, compute, "gradients")
 
 
-class OutputComparison:
-    """Compares outputs.
+def output_comparison(
+    cutting: Cutting,
+    snapshot: Snapshot,
+    forward: Callable[[Any], Any],
+    join: Callable[[Sequence[Any], Sequence[int]], Any],
+) -> CutComparison:
+    """Return what compares outputs.
 
     Args:
         cutting: how batches are cut.
@@ -293,43 +288,11 @@ class OutputComparison:
         join: `(outputs, sizes) -> output`.
     """
 
-    def __init__(
-        self,
-        cutting: Cutting,
-        snapshot: Snapshot,
-        forward: Callable[[Any], Any],
-        join: Callable[[Sequence[Any], Sequence[int]], Any],
-    ) -> None:
-        self._cutting, self._snapshot = cutting, snapshot
-        self._forward, self._join = forward, join
-        self._is_done = False
+    def compute(parts: Sequence[Any]) -> dict[str, Tensor]:
+        outputs = [*map(forward, parts)]
+        return _named_leaves(join(outputs, [*map(cutting.count, parts)]) if outputs[1:] else outputs[0])
 
-    def is_due(self, batch: Any, parts: Sequence[Any]) -> bool:
-        """Return whether none has been compared."""
-        return not self._is_done
-
-    def compare(self, piece: Any) -> CutCheck | str:
-        """Compare the output of a piece with the joined ones of its parts."""
-        size = self._cutting.count(piece)
-        cut = self._cutting.cut(piece, min(size, _uneven_parts(size)))
-        compared = Compared(self._snapshot)
-        with compared.undone():
-            with compared.run():
-                whole = _named_leaves(self._forward(piece))
-            with compared.run():
-                parted = _named_leaves(self._join([*map(self._forward, cut)], [*map(self._cutting.count, cut)]))
-            tolerance = _tolerance(compared.chance.dtypes, whole.values())
-            differences = _differences(whole, parted) if whole.keys() == parted.keys() else {"the output": math.inf}
-        self._is_done = True
-        return CutCheck(
-            samples=size,
-            parts=len(cut),
-            differences=differences,
-            buffers=(),
-            tolerance=tolerance,
-            is_certain=compared.is_certain,
-            compared="outputs",
-        )
+    return CutComparison(cutting, snapshot, compute, "outputs")
 
 
 def _named_leaves(output: Any) -> dict[str, Tensor]:

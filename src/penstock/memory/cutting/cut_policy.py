@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from penstock.core.errors import OptionError, PenstockError
@@ -20,14 +20,11 @@ from penstock.device.oom import is_out_of_memory
 from penstock.memory.cutting.cut_check import Comparison, CutCheck
 from penstock.memory.cutting.micro_batch import Cutting, MicroBatchSizes
 from penstock.memory.cutting.split import (
-    arrays_of,
     batch_dependent_layers,
+    bucket_of,
     explain_batch_dependence,
-    explain_single_row,
-    mixes_single_rows,
 )
 from penstock.memory.recovery.out_of_memory import Failure, OutOfMemoryError, attempt, clear_frames, free_memory
-from penstock.memory.recovery.random_state import RandomState
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"
 """What torch says where a batch norm is given a single value."""
@@ -45,6 +42,27 @@ class CutRefusedError(Exception):
     """A batch must not be cut; why. The cause is the error of a part, if one has failed."""
 
 
+@dataclass(eq=False)
+class RunningBatch:
+    """A batch that is attempted."""
+
+    batch: Any
+    size: int
+    """Its samples."""
+    parts: int = 1
+    """How many it was cut into, the last time."""
+
+    @functools.cached_property
+    def bucket(self) -> Bucket:
+        """Batches of one bucket need about the same memory per sample."""
+        return bucket_of(self.batch)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples in its largest part."""
+        return -(-self.size // self.parts)
+
+
 class CutPolicy:
     """Decides for one step.
 
@@ -53,7 +71,6 @@ class CutPolicy:
         cutting: how batches are cut.
         comparison: compares a whole batch with its parts; None where ranks would have to meet for that.
         explain: describes a failure.
-        run: runs the model for a batch, to see what it takes; None where that is not known.
     """
 
     def __init__(
@@ -62,10 +79,8 @@ class CutPolicy:
         cutting: Cutting,
         comparison: Comparison | None,
         explain: Explain,
-        run: Callable[[Any], object] | None = None,
     ) -> None:
-        self._model, self._cutting, self._comparison, self._run = model, cutting, comparison, run
-        self._explain = explain
+        self._model, self._cutting, self._comparison, self._explain = model, cutting, comparison, explain
         self.sizes = MicroBatchSizes(cutting.micro_batch)
         self._failures: dict[Bucket, Failure] = {}
         """What made batches be cut."""
@@ -75,12 +90,10 @@ class CutPolicy:
         """How often a comparison was tried and not possible."""
         self._has_warned = False
         self._refused: dict[Bucket, str] = {}
-        self._takes_samples: dict[Bucket, bool | None] = {}
-        """By bucket of batches with tensors of one row: whether the model's input has a row for each sample."""
 
     # ── before an attempt ───────────────────────────────────────────────────────────────────────────────────
 
-    def count_parts(self, batch: Any, bucket: Bucket, size: int) -> int:
+    def count_parts(self, one: RunningBatch) -> int:
         """Return into how many parts to cut a batch, by what is known to fit.
 
         Raises:
@@ -88,7 +101,8 @@ class CutPolicy:
         """
         if not self.sizes.is_limited:
             return 1
-        parts = self.sizes.count_parts(bucket, size)
+        size = one.size
+        parts = self.sizes.count_parts(one.bucket, size)
         if self._least > 1 and parts > max(1, size // self._least):
             parts = max(1, size // self._least)
             limit = self._cutting.micro_batch
@@ -97,14 +111,14 @@ class CutPolicy:
                     f"in parts of {limit} samples, one of its {size} would be alone, and a batch norm has no variance "
                     "of a single sample; choose a larger micro_batch="
                 )
-        self.check(batch, bucket, size, parts)
+        self.check(one, parts)
         return parts
 
-    def check(self, batch: Any, bucket: Bucket, size: int, parts: int) -> None:
+    def check(self, one: RunningBatch, parts: int) -> None:
         """Raise CutRefusedError where a batch must not be cut into so many parts."""
         if parts == 1:
             return
-        if why := self._refused.get(bucket) or self._why_never(batch, bucket, size):
+        if why := self._refused.get(one.bucket) or self._why_never(one):
             raise CutRefusedError(why)
         if self._cutting.is_allowed or batch_dependent_layers(self._model):
             return
@@ -112,13 +126,13 @@ class CutPolicy:
             self._warn("the ranks of a sharded model would have to meet to compare the gradients; see check()")
             return
         try:
-            found = self._compare(self._comparison, batch, self._cutting.cut(batch, parts), size)
+            found = self._compare(self._comparison, one, self._cutting.cut(one.batch, parts))
         except Exception as error:
-            if is_out_of_memory(error) or not self._has_failed(bucket):
-                error.add_note(f"this batch of {size} samples was cut into {parts} parts; see batch_dims= and split=")
+            if is_out_of_memory(error) or not self._has_failed(one.bucket):
+                error.add_note(f"this batch of {one.size} samples was cut into {parts} parts: batch_dims= or split=")
                 raise
-            raise CutRefusedError(_of_a_part(error)) from error
-        self._judge(found, bucket)
+            raise CutRefusedError(str(error) if isinstance(error, OptionError) else _of_a_part(error)) from error
+        self._judge(found, one.bucket)
 
     def _judge(self, found: CutCheck | str | None, bucket: Bucket) -> None:
         """Refuse a cut, or warn of it, by what a comparison has found."""
@@ -135,43 +149,19 @@ class CutPolicy:
         else:
             self._warn(str(found))
 
-    def _why_never(self, batch: Any, bucket: Bucket, size: int) -> str:
+    def _why_never(self, one: RunningBatch) -> str:
         """Return why a batch must not be cut, whatever a comparison would say; empty where it may be."""
-        if why := self._cutting.why_uncountable(batch):
+        if why := self._cutting.why_uncountable(one.batch):
             return why
         if self._cutting.is_allowed:
             return ""
         if dependent := batch_dependent_layers(self._model, self._cutting.allow_batch_dependent):
             return explain_batch_dependence(dependent)
-        if not self._cutting.is_guessed or not mixes_single_rows(batch, size):
-            return ""
-        if bucket not in self._takes_samples:
-            self._takes_samples[bucket] = None if self._run is None else self._model_takes_rows(batch, size, self._run)
-        takes = self._takes_samples[bucket]
-        return "" if takes else explain_single_row(size, is_known=takes is not None)
+        return ""
 
-    def _model_takes_rows(self, batch: Any, size: int, run: Callable[[Any], object]) -> bool | None:
-        """Return whether the model's input has a row for each sample; None if it is not called."""
-        rows: set[int] = set()
-
-        def look(model: nn.Module, args: Any, kwargs: Any) -> None:
-            rows.update(one.shape[0] for one in arrays_of((args, kwargs)) if one.ndim)
-            raise _InputSeenError
-
-        before = RandomState.now({p.device for p in self._model.parameters() if p.device.type not in ("cpu", "meta")})
-        hook = self._model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
-        try:
-            with torch.no_grad():
-                attempt(functools.partial(run, batch))
-        except _InputSeenError:
-            return size in rows
-        finally:
-            hook.remove()
-            before.restore()
-        return None
-
-    def _compare(self, comparison: Comparison, batch: Any, cut: Any, size: int) -> CutCheck | str | None:
+    def _compare(self, comparison: Comparison, one: RunningBatch, cut: Any) -> CutCheck | str | None:
         """Compare a part that fits; the smaller the less memory there is. None where nothing is left to compare."""
+        batch, size = one.batch, one.size
         if not comparison.is_due(batch, cut):
             return None
         self._tries += 1
@@ -194,47 +184,48 @@ class CutPolicy:
 
     # ── after an attempt ────────────────────────────────────────────────────────────────────────────────────
 
-    def record_success(self, bucket: Bucket, micro_batch: int) -> None:
-        """Record that parts of so many samples fitted."""
+    def record_success(self, one: RunningBatch) -> None:
+        """Record that the parts of a batch fitted."""
         if self.sizes.is_limited:
-            self.sizes.record_success(bucket, micro_batch)
+            self.sizes.record_success(one.bucket, one.micro_batch)
 
-    def record_failure(self, bucket: Bucket, size: int, parts: int, failure: Failure, retried: set[int]) -> None:
+    def record_failure(self, one: RunningBatch, failure: Failure, retried: set[int]) -> None:
         """Record that memory ran out; the next attempt follows.
 
         Raises:
             OutOfMemoryError: nothing is left to try.
         """
-        self._failures[bucket] = failure
-        micro_batch = -(-size // parts)
-        why = ""
-        if micro_batch in retried and parts > 1 and self._least > 1 and parts == size // self._least:
-            why = "\nIt was not cut further: a batch norm has no variance of a single sample."
-        if why or not self.sizes.retry_or_shrink(bucket, micro_batch, retried):
-            self.sizes.forget(bucket)
-            raise OutOfMemoryError(f"{self._explain(failure)}{why}")
+        self._failures[one.bucket] = failure
+        why = self._cutting.why_uncountable(one.batch) if retried else ""
+        if one.micro_batch in retried and one.parts > 1 and self._least > 1 and one.parts == one.size // self._least:
+            why = "it was not cut further, as a batch norm has no variance of a single sample"
+        if why or not self.sizes.retry_or_shrink(one.bucket, one.micro_batch, retried):
+            self.sizes.forget(one.bucket)
+            raise OutOfMemoryError(self._explain(failure) + (f"\nThe batch was not cut: {why}." if why else ""))
 
-    def refused(self, error: CutRefusedError, bucket: Bucket) -> PenstockError:
+    def refused(self, error: CutRefusedError, one: RunningBatch) -> PenstockError:
         """Return the error to raise for a cut that is refused, and forget what made it necessary."""
-        if not self._has_failed(bucket):
+        if not self._has_failed(one.bucket):
             return OptionError(f"this batch would be cut into micro-batches, and {error}")
-        self.sizes.forget(bucket)
-        return OutOfMemoryError(f"{self._explain(self._failures[bucket])}\nThe batch was not cut: {error}.")
+        self.sizes.forget(one.bucket)
+        return OutOfMemoryError(f"{self._explain(self._failures[one.bucket])}\nThe batch was not cut: {error}.")
 
-    def of_a_cut(self, error: Exception, bucket: Bucket, size: int, parts: int) -> OutOfMemoryError | None:
+    def of_a_cut(self, error: Exception, one: RunningBatch) -> OutOfMemoryError | None:
         """Return what to raise for a batch that was cut for memory and fails in another way; None if cuts went well."""
-        if parts == 1 or isinstance(error, PenstockError | CutRefusedError) or not self.sizes.is_untried(bucket):
+        if one.parts == 1 or isinstance(error, PenstockError) or not self.sizes.is_untried(one.bucket):
             return None
-        self.sizes.forget(bucket)
-        why = f"{size} samples were cut into {parts} parts for that, and {_of_a_part(error)}"
-        return OutOfMemoryError(f"{self._explain(self._failures[bucket])}\n{why}.")
+        self.sizes.forget(one.bucket)
+        why = f"{one.size} samples were cut into {one.parts} parts for that, and {_of_a_part(error)}"
+        return OutOfMemoryError(f"{self._explain(self._failures[one.bucket])}\n{why}.")
 
-    def avoids_lone_samples(self, error: Exception, size: int, parts: int) -> bool:
+    def avoids_lone_samples(self, error: Exception, one: RunningBatch) -> bool:
         """Cut into parts of two samples at least, if an error says that a batch norm was given a single value.
 
-        Return whether that changes how the batch is cut.
+        Return whether that changes how the batch is cut. Ranks of a sharded model would have to agree on it.
         """
-        if self._least > 1 or _ONE_VALUE not in str(error) or parts <= max(1, size // 2):
+        if self._comparison is None or self._least > 1 or _ONE_VALUE not in str(error):
+            return False
+        if one.parts <= max(1, one.size // 2):
             return False
         clear_frames(error)
         free_memory()
@@ -244,10 +235,6 @@ class CutPolicy:
     def _has_failed(self, bucket: Bucket) -> bool:
         """Return whether batches of a bucket are cut because memory ran out."""
         return bucket in self._failures and self.sizes.has_failed(bucket)
-
-
-class _InputSeenError(Exception):
-    """Ends a forward whose input has been seen."""
 
 
 def _of_a_part(error: Exception) -> str:

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from penstock.core.errors import OptionError
 from penstock.core.tree import like_mapping
+from penstock.memory.cutting.split import is_list_of_samples
 
 _REMEDY = "have forward= return what belongs to single samples, or pass join="
+_OF_LENGTHS = (
+    "pad them to one length in forward=, or take them one by one: join=lambda outputs, sizes: [row for one in outputs "
+    "for row in one]"
+)
+_WITHOUT_CACHE = "leave it out: forward=lambda model, batch: model(**batch, use_cache=False)"
 
 
 def join_outputs(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
@@ -58,21 +64,23 @@ def _joined(values: list[Any], sizes: list[int], where: str) -> Any:
         return dataclasses.replace(first, **joined)  # type: ignore[type-var]
     if isinstance(first, str | bytes) and all(value == first for value in values):
         return first
-    raise _error(where, f"is a {type(first).__name__} of each part of a batch")
+    remedy = _WITHOUT_CACHE if type(first).__name__.endswith("Cache") else _REMEDY
+    raise _error(where, f"is a {type(first).__name__} of each part of a batch", remedy)
 
 
 def _joined_tensors(values: list[Tensor], sizes: list[int], where: str) -> Tensor:
     has_rows = all(one.ndim > 0 and one.shape[0] == size for one, size in zip(values, sizes, strict=True))
-    if not has_rows or len({one.shape[1:] for one in values}) > 1:
+    are_alike = len({one.shape[1:] for one in values}) == 1
+    if not has_rows or not are_alike:
         shapes = ", ".join(str(tuple(one.shape)) for one in values[:3])
-        raise _error(where, f"has the shapes {shapes} for parts of {', '.join(map(str, sizes[:3]))} samples")
+        what = f"has the shapes {shapes} for parts of {', '.join(map(str, sizes[:3]))} samples"
+        raise _error(where, what, _OF_LENGTHS if has_rows else _REMEDY)
     return torch.cat(values)
 
 
 def _joined_sequences(values: list[Any], sizes: list[int], where: str) -> Any:
     first = values[0]
-    has_items = not hasattr(first, "_fields") and [*map(len, values)] == sizes
-    if has_items and not any(isinstance(item, Tensor) and item.ndim > 0 for value in values for item in value):
+    if all(is_list_of_samples(value, size) for value, size in zip(values, sizes, strict=True)):
         return type(first)(item for value in values for item in value)
     if any(len(value) != len(first) for value in values):
         raise _error(where, f"has {', '.join(str(len(value)) for value in values[:3])} items")
@@ -84,5 +92,5 @@ def _types_text(values: list[Any]) -> str:
     return ", ".join(sorted({type(value).__name__ for value in values}))
 
 
-def _error(where: str, what: str) -> OptionError:
-    return OptionError(f"the outputs of a batch that was cut cannot be joined: {where} {what}; {_REMEDY}")
+def _error(where: str, what: str, remedy: str = _REMEDY) -> OptionError:
+    return OptionError(f"the outputs of a batch that was cut cannot be joined: {where} {what}; {remedy}")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.memory.cutting.cut_check import CutCheck, GradientComparison
+from penstock.memory.cutting.cut_check import CutCheck, gradient_comparison
 from penstock.memory.cutting.cut_policy import CutRefusedError
 from penstock.memory.cutting.loss_reduction import reduction_of
 from penstock.memory.cutting.micro_batch import Cutting
@@ -151,7 +151,7 @@ class LossWeights:
             split=lambda batch, parts: [part for part in self._cutting.cut(batch, parts) if count(part)],
             batch_size=self._cutting.count,
         )
-        return GradientComparison(cutting, self._snapshot, compute_loss, self._backward).compare(piece)
+        return gradient_comparison(cutting, self._snapshot, compute_loss, self._backward).compare(piece)
 
 
 def _shares(rule: _Rule, batch: Any, parts: Sequence[Any]) -> list[float]:

@@ -9,8 +9,7 @@ from numbers import Integral
 from typing import Any, TypedDict
 
 from penstock.core.errors import OptionError
-from penstock.memory.cutting.batch_dims import BatchDims, Dims
-from penstock.memory.cutting.split import LayerNames, Split, count_samples, split_batch
+from penstock.memory.cutting.split import BatchDims, Dims, LayerNames, Split, count_samples, split_batch
 
 
 class CuttingOptions(TypedDict, total=False):
@@ -91,11 +90,6 @@ class Cutting:
     def is_allowed(self) -> bool:
         """Whether batches may be cut whatever that changes."""
         return self.allow_batch_dependent is True
-
-    @property
-    def is_guessed(self) -> bool:
-        """Whether nobody has said where the samples of a batch are."""
-        return self.count is count_samples
 
 
 class MicroBatchSizes:

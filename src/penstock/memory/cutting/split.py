@@ -1,4 +1,4 @@
-"""Cutting a batch into micro-batches along its samples, and the layers whose result that would change."""
+"""Cutting a batch into micro-batches along its samples: by a guess, or as the user says; and layers that forbid it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ Split = Callable[[Any, int], Sequence[Any]]
 LayerNames = Sequence[str | type[nn.Module]]
 """Classes, their names, or qualified names of modules ("layer1.0.bn2")."""
 
+Dims = int | Mapping[str, int | None]
+"""One dimension for all tensors, or one per field; None for a field that goes to every part as it is."""
+
 _REMEDY = "pass split= to cut it, and batch_size= to count its samples"
-_SAY_DIMS = "pass batch_dims=, as in batch_dims={'image': 0, 'table': None}"
 
 
 def count_samples(batch: Any) -> int:
@@ -102,7 +104,119 @@ def split_batch(batch: Any, parts: int) -> list[Any]:
     parts = max(1, min(parts, size))
     if parts == 1:
         return [batch]
-    return [_cut(batch, start, stop, size) for start, stop in part_bounds(size, parts)]
+    guessed = BatchDims({})
+    return [guessed.cut(batch, "", slice(*bounds), size) for bounds in part_bounds(size, parts)]
+
+
+class BatchDims:
+    """Counts and cuts the samples of batches along dimensions that were said.
+
+    Args:
+        dims: the dimension of all tensors, or a dict from fields to dimensions. Fields of nested batches are joined by
+            dots ("inputs.mask"), places in lists and tuples are numbers ("0"), and what is said of a field holds for
+            all in it. Fields that are not said are cut along their first dimension, and must have all samples there.
+
+    Example:
+        >>> dims = BatchDims({"frames": 1, "table": None})
+        >>> batch = {"frames": torch.zeros(7, 4, 3), "label": torch.zeros(4), "table": torch.zeros(1, 9)}
+        >>> [tuple(one.shape) for one in dims.split(batch, 2)[0].values()]
+        [(7, 2, 3), (2,), (1, 9)]
+    """
+
+    def __init__(self, dims: Dims) -> None:
+        given: Any = dims
+        values = given.values() if isinstance(given, Mapping) else [given] if given is not None else [""]
+        if not all(dim is None or type(dim) is int for dim in values):
+            raise OptionError(
+                f"batch_dims must be a dimension, or a dict from fields to dimensions or None, not {dims!r}"
+            )
+        self._dims: Mapping[str, int | None] = {"": dims} if isinstance(dims, int) else dict(dims)
+
+    def count(self, batch: Any) -> int:
+        """Return the number of samples.
+
+        Raises:
+            OptionError: fields have different numbers of samples, or a field that was said is not in the batch.
+        """
+        fields = dict(_named_arrays(batch, ""))
+        said = {path: dim for path in fields for is_said, dim in [self._said(path)] if is_said}
+        for name in self._dims:
+            if name and not _has_field(batch, name):
+                raise OptionError(
+                    f"batch_dims names {name!r}, which is not in the batch; its fields are {list(fields)}"
+                )
+        sizes = {path: _rows(fields[path], dim, path) for path, dim in said.items() if dim is not None}
+        if not sizes:
+            sizes = {path: one.shape[0] for path, one in fields.items() if path not in said and one.ndim}
+        if len(set(sizes.values())) != 1:
+            raise OptionError(f"the fields of a batch have different numbers of samples: {sizes}; see batch_dims=")
+        return int(next(iter(sizes.values())))
+
+    def split(self, batch: Any, parts: int) -> list[Any]:
+        """Cut a batch into views, as even as can be.
+
+        Raises:
+            OptionError: a field that was not said does not have all samples in its first dimension.
+        """
+        size = self.count(batch)
+        parts = max(1, min(parts, size))
+        if parts == 1:
+            return [batch]
+        return [self.cut(batch, "", slice(*bounds), size) for bounds in part_bounds(size, parts)]
+
+    def _said(self, path: str) -> tuple[bool, int | None]:
+        """Return whether anything was said of a field, and what."""
+        while True:
+            if path in self._dims:
+                return True, self._dims[path]
+            if not path:
+                return False, None
+            path = path.rpartition(".")[0]
+
+    def cut(self, value: Any, path: str, part: slice, size: int) -> Any:
+        """Return the samples `part` of what stands at `path` in a batch of `size` samples."""
+        is_said, dim = self._said(path)
+        if is_said and dim is None:
+            return value
+        if isinstance(value, (Tensor, np.ndarray)):
+            return self._cut_array(value, path, part, size)
+        if isinstance(value, Mapping):
+            return like_mapping(value, {key: self.cut(one, _join(path, key), part, size) for key, one in value.items()})
+        if isinstance(value, (list, tuple)) and not isinstance(value, PackedSequence):
+            if is_list_of_samples(value, size):
+                return value[part]
+            items = [self.cut(one, _join(path, number), part, size) for number, one in enumerate(value)]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value) if field.init]
+            cut = {name: self.cut(getattr(value, name), _join(path, name), part, size) for name in names}
+            return dataclasses.replace(value, **cut)
+        if callable(getattr(value, "to", None)) or hasattr(value, "__next__"):
+            raise OptionError(f"a {type(value).__name__} in a batch cannot be cut; {self._remedy(path)}")
+        return value
+
+    def _remedy(self, path: str) -> str:
+        whole = f"say batch_dims={{{path!r}: None}} if all of it goes to every part, or " if path else ""
+        return f"{whole}{_REMEDY}"
+
+    def _cut_array(self, array: Any, path: str, part: slice, size: int) -> Any:
+        is_said, dim = self._said(path)
+        if array.ndim == 0 or (not self._dims and array.shape[0] == 1 < size):
+            return array
+        if isinstance(array, Tensor) and (array.is_nested or array.layout is not torch.strided):
+            raise OptionError(f"a nested or sparse tensor in a batch cannot be cut; {_REMEDY}")
+        dim = dim or 0
+        if not is_said and array.shape[0] != size:
+            raise OptionError(
+                f"{path or 'the batch'}, of shape {tuple(array.shape)}, does not have the {size} samples in its first "
+                f"dimension; say batch_dims={{{path!r}: ...}}: their dimension, or None if all of it goes to every "
+                "part, or pass split= to cut it"
+            )
+        if _rows(array, dim, path) != size:
+            raise OptionError(
+                f"{path} has {_rows(array, dim, path)} samples in dimension {dim}, and others have {size}"
+            )
+        return array[(slice(None),) * (dim % array.ndim) + (part,)]
 
 
 def part_bounds(size: int, parts: int) -> Iterator[tuple[int, int]]:
@@ -132,28 +246,7 @@ def bucket_of(batch: Any) -> tuple[Any, ...]:
 
 def arrays_of(value: Any) -> Iterator[Tensor | np.ndarray]:
     """Yield all tensors and arrays inside a batch."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from arrays_of(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from arrays_of(one)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from arrays_of(getattr(value, field.name))
-
-
-def mixes_single_rows(batch: Any, size: int) -> bool:
-    """Return whether some tensors of a batch have one row, although it has more samples."""
-    return size > 1 and any(one.ndim > 0 and one.shape[0] == 1 for one in arrays_of(batch))
-
-
-def explain_single_row(size: int, *, is_known: bool) -> str:
-    """Return why a batch with tensors of one row is not cut, and how to allow it."""
-    seen = "the model's input has one row" if is_known else "it is not known which of them the model takes"
-    return f"some of its tensors have {size} rows, others one, and {seen}, so samples cannot be told; {_SAY_DIMS}"
+    return (one for _, one in _named_arrays(value, ""))
 
 
 def batch_dependent_layers(model: nn.Module, allowed: LayerNames | bool = ()) -> list[tuple[str, nn.Module]]:
@@ -192,38 +285,6 @@ def explain_batch_dependence(dependent: list[tuple[str, nn.Module]]) -> str:
     )
 
 
-def _cut(value: Any, start: int, stop: int, size: int) -> Any:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return _cut_array(value, start, stop, size)
-    if isinstance(value, Mapping):
-        return like_mapping(value, {key: _cut(one, start, stop, size) for key, one in value.items()})
-    if isinstance(value, PackedSequence):
-        raise OptionError(f"a PackedSequence in a batch cannot be cut; {_REMEDY}")
-    if isinstance(value, (list, tuple)):
-        if is_list_of_samples(value, size):
-            return value[start:stop]
-        parts = [_cut(one, start, stop, size) for one in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: _cut(getattr(value, name), start, stop, size) for name in fields})
-    if callable(getattr(value, "to", None)) or hasattr(value, "__next__"):
-        raise OptionError(f"a {type(value).__name__} in a batch cannot be cut; {_REMEDY}")
-    return value
-
-
-def _cut_array(array: Tensor | np.ndarray, start: int, stop: int, size: int) -> Tensor | np.ndarray:
-    if array.ndim == 0 or (array.shape[0] == 1 and size > 1):
-        return array
-    if isinstance(array, Tensor) and (array.is_nested or array.layout is not torch.strided):
-        raise OptionError(f"a nested or sparse tensor in a batch cannot be cut; {_REMEDY}")
-    if array.shape[0] != size:
-        raise OptionError(
-            f"a tensor of shape {tuple(array.shape)} in a batch of {size} samples cannot be cut by samples; {_REMEDY}"
-        )
-    return array[start:stop]
-
-
 def is_list_of_samples(values: Sequence[Any], size: int) -> bool:
     """Return whether `values` holds one item for each sample, rather than tensors that hold all samples."""
     if hasattr(values, "_fields"):
@@ -236,3 +297,44 @@ def is_list_of_samples(values: Sequence[Any], size: int) -> bool:
 
 def _power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
+
+
+def _named_arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield all tensors and arrays inside a batch, with their paths."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _named_arrays(one, _join(path, key))
+    elif isinstance(value, (list, tuple)):
+        for number, one in enumerate(value):
+            yield from _named_arrays(one, _join(path, number))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _named_arrays(getattr(value, field.name), _join(path, field.name))
+
+
+def _has_field(batch: Any, name: str) -> bool:
+    for key in name.split("."):
+        if isinstance(batch, Mapping):
+            found = [one for own, one in batch.items() if str(own) == key]
+        elif isinstance(batch, (list, tuple)) and key.isdecimal():
+            found = list(batch[int(key) : int(key) + 1])
+        else:
+            found = [getattr(batch, key)] if hasattr(batch, key) else []
+        if not found:
+            return False
+        batch = found[0]
+    return True
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _rows(array: Any, dim: int, path: str) -> int:
+    if not -array.ndim <= dim < array.ndim:
+        raise OptionError(
+            f"{path or 'the batch'}, of shape {tuple(array.shape)}, has no dimension {dim}; see batch_dims="
+        )
+    return int(array.shape[dim])

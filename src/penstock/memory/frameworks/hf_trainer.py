@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.core.errors import OptionError
 from penstock.memory.backward_step import GuardedBackward, Scale, sum_of_losses
 from penstock.memory.guarded_optimizer import guard_optimizer
-from penstock.memory.recovery.out_of_memory import call_with_retries
+from penstock.memory.recovery.out_of_memory import FailureLog, call_with_retries
 
 
 def guard_hf_trainer(trainer: Any, options: dict[str, Any]) -> None:
@@ -24,12 +24,13 @@ def guard_hf_trainer(trainer: Any, options: dict[str, Any]) -> None:
     _reject(trainer)
     training_step, create_optimizer = trainer.training_step, trainer.create_optimizer
     guards: dict[int, tuple[Any, GuardedBackward]] = {}
+    log = FailureLog()
 
     def guarded_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         if id(model) not in guards:
             _reject(trainer)
             guards.clear()
-            guards[id(model)] = model, GuardedBackward(model, **options)
+            guards[id(model)] = model, GuardedBackward(model, log=log, **options)
             clip = trainer.accelerator.clip_grad_norm_
             trainer.accelerator.clip_grad_norm_ = functools.partial(call_with_retries, clip)
 
@@ -42,7 +43,7 @@ def guard_hf_trainer(trainer: Any, options: dict[str, Any]) -> None:
 
     def create_guarded_optimizer(*args: Any, **kwargs: Any) -> Any:
         created = create_optimizer(*args, **kwargs)
-        guard_optimizer(trainer.optimizer, trainer.model)
+        guard_optimizer(trainer.optimizer, trainer.model, log)
         return created
 
     trainer.training_step, trainer.create_optimizer = guarded_step, create_guarded_optimizer

@@ -17,7 +17,7 @@ from penstock.core.errors import OptionError
 from penstock.memory.backward_step import GuardedBackward, Scale, sum_of_losses
 from penstock.memory.cutting.join import join_outputs
 from penstock.memory.guarded_optimizer import guard_optimizer
-from penstock.memory.recovery.out_of_memory import OutOfMemoryError, call_with_retries
+from penstock.memory.recovery.out_of_memory import FailureLog, OutOfMemoryError, call_with_retries
 
 
 def guard_lightning_trainer(trainer: Any, options: dict[str, Any]) -> None:
@@ -32,6 +32,7 @@ def guard_lightning_trainer(trainer: Any, options: dict[str, Any]) -> None:
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     make_closure = loop._make_closure
     guards: dict[int, tuple[Any, GuardedBackward]] = {}
+    log = FailureLog()
 
     def make_guarded_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
         if "batch" not in kwargs:
@@ -39,8 +40,8 @@ def guard_lightning_trainer(trainer: Any, options: dict[str, Any]) -> None:
         module = trainer.lightning_module
         if id(module) not in guards:
             guards.clear()
-            guards[id(module)] = module, GuardedBackward(module, **options)
-        guard_optimizer(optimizer, module)
+            guards[id(module)] = module, GuardedBackward(module, log=log, **options)
+        guard_optimizer(optimizer, module, log)
         closure = make_closure(kwargs, optimizer, batch_idx)
         if closure._backward_fn is not None:
             step = _LightningStep(trainer, guards[id(module)][1], closure, lambda own: make_closure(own, optimizer, 0))

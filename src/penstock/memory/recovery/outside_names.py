@@ -10,7 +10,6 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import operator
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from penstock.memory.recovery.state_tree import StateTree
+from penstock.memory.recovery.state_tree import StateTree, differs
 from penstock.memory.user_lines import is_packaged, is_users, line_text
 
 _DEPTH = 3
@@ -43,7 +42,6 @@ class _Before:
     name: _Name
     value: Any
     tree: StateTree
-    versions: list[int]
 
     def has_changed(self) -> bool:
         """Return whether it is another object by now, or holds something else."""
@@ -51,8 +49,8 @@ class _Before:
             return True
         tree = self.tree
         return (
-            self.versions != [one._version for one in tree.tensors]
-            or any(_differs(one, held) for one, held in tree.containers)
+            tree.versions != [one._version for one in tree.tensors]
+            or any(differs(one, held) for one, held in tree.containers)
             or any(repr(get()) != repr(state) for get, _, state in tree.generators)
         )
 
@@ -93,8 +91,9 @@ class OutsideNames:
             found = StateTree(*([] if id(value) in own else [value]), only=nn.Module)
             grads = {id(grad) for _, grad in found.gradients}
             found.tensors = [one for one in found.tensors if id(one) not in own and id(one) not in grads]
+            found.versions = [one._version for one in found.tensors]
             found.containers = [(one, held) for one, held in found.containers if id(one) not in own]
-            self._before.append(_Before(name, value, found, [one._version for one in found.tensors]))
+            self._before.append(_Before(name, value, found))
 
     def learn(self) -> None:
         """Note what has changed since."""
@@ -113,14 +112,6 @@ class OutsideNames:
                     "the model, or pass the module or the object that has it in also=",
                     stacklevel=2,
                 )
-
-
-def _differs(container: Any, held: Any) -> bool:
-    if len(container) != len(held):
-        return True
-    if isinstance(container, dict):
-        return not all(map(operator.is_, container.values(), held.values()))
-    return not all(map(operator.is_, container, held))
 
 
 def _line_of(name: _Name) -> str:

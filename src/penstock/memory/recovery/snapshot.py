@@ -31,7 +31,7 @@ from penstock.distributed.rank_group import local_tensor
 from penstock.memory.model_tensors import accelerators_of
 from penstock.memory.recovery.outside_names import OutsideNames
 from penstock.memory.recovery.random_state import HostDraws, RandomState
-from penstock.memory.recovery.state_tree import StateTree, refill
+from penstock.memory.recovery.state_tree import StateTree, differs, refill
 
 
 class SavedGradients:
@@ -194,10 +194,6 @@ _version: Callable[[Tensor], int] = Tensor._version.__get__  # type: ignore[attr
 class ChangedInPlaceError(Exception):
     """A failed attempt has changed tensors in place that nobody had copied."""
 
-    def __init__(self, text: str, tensors: Sequence[Tensor]) -> None:
-        super().__init__(text)
-        self.tensors = tensors
-
 
 class WatchedState:
     """What modules keep beside parameters' gradients and buffers, restored after a failed attempt.
@@ -235,7 +231,6 @@ class WatchedState:
         self._is_saved = False
         self._windows = 0
         self._tree: StateTree | None = None
-        self._tree_versions: list[int] = []
         self._norms: list[float] = []
         """Of the parameters that are not copied: what is changed through `.data` has no other version."""
         self._normed: list[Tensor] = []
@@ -258,7 +253,6 @@ class WatchedState:
         elif self.looks_next and not any(map(is_lazy, self._modules[0].parameters())):
             self._params = [p for one in self._modules for p in one.parameters()]
             self._tree = StateTree(*self._modules, only=nn.Module)
-            self._tree_versions = list(map(_version, self._tree.tensors))
             copied = set(map(id, self._changing))
             self._normed = [p for p in self._params if self._copies_params and id(p) not in copied]
             self._norms = _norms_of(self._normed)
@@ -300,7 +294,7 @@ class WatchedState:
             changed += [one for one in silently if id(one) not in seen]
             known = set(map(id, (*self._containers, *self._changing)))
             held = self._tree.containers
-            self._containers += [one for one, content in held if id(one) not in known and _differs(one, content)]
+            self._containers += [one for one, content in held if id(one) not in known and differs(one, content)]
             self._tensors = self._changing = self._changing + [one for one in changed if id(one) not in known]
         self._tree = None
         self._windows += 1
@@ -319,7 +313,7 @@ class WatchedState:
                     tensor.copy_(own)
         if self._tree is not None:
             for container, held in self._tree.containers:
-                if _differs(container, held):
+                if differs(container, held):
                     refill(container, held)
         for undo in self._undo:
             undo()
@@ -347,7 +341,7 @@ class WatchedState:
 
     def _changed_tensors(self, tree: StateTree) -> list[Tensor]:
         """Return what was changed in place and is copied by nobody."""
-        versions = dict(zip(map(id, tree.tensors), self._tree_versions, strict=True))
+        versions = dict(zip(map(id, tree.tensors), tree.versions, strict=True))
         return [one for one in self._uncopied(tree) if one._version != versions[id(one)]]
 
     def _uncopied(self, tree: StateTree) -> list[Tensor]:
@@ -372,8 +366,7 @@ class WatchedState:
             name = params.get(id(changed[0]), f"a tensor of shape {tuple(changed[0].shape)}")
             raise ChangedInPlaceError(
                 f"the failed attempt had changed {name} in place, which nobody had copied, because no attempt before "
-                "had done that; go back to a checkpoint, and pass the module that it belongs to in also=",
-                changed,
+                "had done that; go back to a checkpoint, and pass the module that it belongs to in also="
             )
 
 
@@ -392,14 +385,6 @@ def _norms_of(params: Sequence[Tensor]) -> list[float]:
 def _is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor can be copied and written to as a whole."""
     return tensor.layout is torch.strided and torch._debug_has_internal_overlap(tensor) != 1
-
-
-def _differs(container: Any, held: Any) -> bool:
-    if len(container) != len(held):
-        return True
-    if isinstance(container, dict):
-        return not all(map(operator.is_, container.values(), held.values())) or list(container) != list(held)
-    return not all(map(operator.is_, container, held))
 
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]
@@ -461,6 +446,13 @@ class Snapshot:
         self._outside = OutsideNames(loss_fn, self.modules, warned) if is_watching else None
         self._before: RandomState | None = None
         self._draws = HostDraws()
+
+    def named(self, method: str) -> dict[str, Tensor]:
+        """Return the parameters ("named_parameters") or buffers ("named_buffers") of all modules by name."""
+        found: dict[str, Tensor] = {}
+        for number, module in enumerate(self.modules):
+            found.update(getattr(module, method)(prefix=f"also[{number - 1}]" if number else ""))
+        return found
 
     def random_state(self) -> RandomState:
         """Return the random states that there are now, as far as windows draw from them."""

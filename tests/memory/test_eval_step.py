@@ -17,6 +17,10 @@ from penstock import DataLoader, EvalStep, OptionError, OutOfMemoryError
 BATCH = torch.arange(12 * 16, dtype=torch.float64).reshape(12, 16)
 
 
+class DynamicCache:
+    """Named as that of Hugging Face's models."""
+
+
 def model_of() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)]
@@ -141,12 +145,25 @@ def test_outputs_of_many_kinds_are_joined() -> None:
         (lambda model, batch: model(batch[: len(batch) // 2]), "has the shapes"),
         (lambda model, batch: {str(float(batch[0, 0])): 1}, "other keys"),
         (lambda model, batch: iter(batch), "is a .*iterator"),
+        (
+            lambda model, batch: torch.ones(len(batch), int(batch[0, 0] + 1)),
+            r"pad them to one length.*\[row for one in",
+        ),
+        (lambda model, batch: {"y": model(batch), "cache": DynamicCache()}, "batch, use_cache=False"),
     ],
 )
 def test_outputs_that_cannot_be_joined_are_refused_with_what_they_are(forward: Any, says: str) -> None:
     assert EvalStep(Narrow(100), forward)(BATCH) is not None
     with pytest.raises(OptionError, match=says):
         EvalStep(Narrow(100), forward, micro_batch=5)(BATCH)
+
+
+def test_a_list_with_a_tensor_for_each_sample_is_joined() -> None:
+    def boxes(model: Any, batch: Tensor) -> list[Tensor]:
+        return [torch.full((int(row[0]) % 3, 4), float(row[0])) for row in batch]
+
+    found = EvalStep(Narrow(100), boxes, micro_batch=5)(BATCH)
+    assert [one.tolist() for one in found] == [one.tolist() for one in boxes(None, BATCH)]
 
 
 def test_join_says_how_to_join() -> None:

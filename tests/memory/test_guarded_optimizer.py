@@ -12,6 +12,7 @@ from torch import nn
 
 from penstock import OutOfMemoryError
 from penstock.memory.guarded_optimizer import guard_optimizer
+from penstock.memory.recovery.out_of_memory import FailureLog
 
 
 def stepped(fail_at: list[int], *, guarded: bool = True, closure: bool = False, late: bool = False) -> tuple[Any, int]:
@@ -19,10 +20,10 @@ def stepped(fail_at: list[int], *, guarded: bool = True, closure: bool = False, 
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     if guarded and not late:
-        guard_optimizer(optimizer, model)
+        guard_optimizer(optimizer, model, FailureLog())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     if guarded:
-        guard_optimizer(optimizer, model)  # a second time has no effect
+        guard_optimizer(optimizer, model, FailureLog())  # a second time has no effect
     mode = FailAt(fail_at)
 
     def loss() -> torch.Tensor:
@@ -56,7 +57,7 @@ def test_a_closure_is_called_once_before_the_step() -> None:
 def test_memory_that_stays_short_is_explained_and_leaves_weights_as_they_were() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    guard_optimizer(optimizer, model)
+    guard_optimizer(optimizer, model, FailureLog())
     model(torch.ones(1, 2)).sum().backward()
     before = model.weight.detach().clone()
     with pytest.raises(OutOfMemoryError, match="the optimizer's step: memory ran out"), FailAt(range(10_000)):

@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from penstock import OptionError, OutOfMemoryError, TrainStep
 from penstock.distributed import rank_group
-from penstock.memory.commit import Commit, PartialGradientsError
 from penstock.memory.cutting.micro_batch import MicroBatchSizes
 from penstock.memory.cutting.split import bucket_of
 from penstock.memory.gradient_accumulation import GradientAccumulation
+from penstock.memory.optimizer import chunked_step
+from penstock.memory.optimizer_stage import OptimizerStage, PartialGradientsError
 
 pytestmark = pytest.mark.long
 
@@ -151,13 +152,13 @@ def test_one_failure_at_any_operation_changes_nothing(optimizer: str, extra: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "RMSprop"])
-def test_a_chunked_step_survives_a_failure_at_any_operation(optimizer: str) -> None:
+def test_a_chunked_step_survives_a_failure_at_any_operation(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory stays short, parameters are stepped in chunks that are undone when they fail."""
+    monkeypatch.setattr(chunked_step, "CPU_CHUNK_NBYTES", 400)  # two or three chunks
 
     def made() -> Trained:
         trained = Trained(optimizer, clip_grad_norm=0.1)
-        trained.step._transaction.is_chunked = True
-        trained.step._transaction.chunked.chunk_nbytes = 400  # two or three chunks
+        trained.step._transaction.is_careful = True
         return trained
 
     data = batches(2)
@@ -634,7 +635,7 @@ def test_gradients_that_could_not_be_recomputed_are_recomputed_by_the_next_call(
     models = [deep(), deep()]
     steps = [TrainStep(m, torch.optim.SGD(m.parameters(), lr=0.1), sum_of_squares, clip_grad_norm=9.0) for m in models]
 
-    def fail_in_part(commit: Commit) -> None:
+    def fail_in_part(stage: OptimizerStage) -> None:
         monkeypatch.undo()
         monkeypatch.setattr(GradientAccumulation, "compute", failing)
         raise PartialGradientsError
@@ -643,7 +644,7 @@ def test_gradients_that_could_not_be_recomputed_are_recomputed_by_the_next_call(
         monkeypatch.undo()
         raise OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(Commit, "run", fail_in_part)
+    monkeypatch.setattr(OptimizerStage, "run", fail_in_part)
     with pytest.raises(OutOfMemoryError):
         steps[1](double_batch(4))
     steps[1](double_batch(5))

@@ -1,8 +1,8 @@
-"""Commit: the end of a window. Gradients are divided, unscaled and clipped, and the optimizer is stepped, each once.
+"""OptimizerStage: the end of a window. Gradients are divided, unscaled and clipped, and the optimizer is stepped, once.
 
-Each stage is tried again if memory runs out in it. The optimizer's step is a transaction. In the stages before it each
-operation is retried by itself (`retry_ops.py`), because a stage of several operations that change gradients cannot be
-begun again as a whole. Gradients that were changed in part nevertheless must be computed again:
+Each action is tried again if memory runs out in it. The optimizer's step is a transaction. In the actions before it
+each operation is retried by itself (`RetryOps`), because an action of several operations that change gradients cannot
+be begun again as a whole. Gradients that were changed in part nevertheless must be computed again:
 `PartialGradientsError`.
 """
 
@@ -25,21 +25,21 @@ class PartialGradientsError(Exception):
     """A failure has left some gradients changed and others not."""
 
 
-class CommitStageError(Exception):
-    """A stage has failed again and again."""
+class OptimizerStageError(Exception):
+    """An action has failed again and again."""
 
-    def __init__(self, stage: str, failure: Failure) -> None:
-        super().__init__(f"{stage}: {failure.text}")
-        self.stage = stage
+    def __init__(self, action: str, failure: Failure) -> None:
+        super().__init__(f"{action}: {failure.text}")
+        self.action = action
         self.failure = failure
 
 
-_Stage = tuple[str, Callable[[], object], bool]
+_Action = tuple[str, Callable[[], object], bool]
 """Its name, what runs it, and whether it is retried operation by operation."""
 
 
-class Commit:
-    """One optimizer step on gradients that are complete. `run` may be called again after a CommitStageError.
+class OptimizerStage:
+    """One optimizer step on gradients that are complete. `run` may be called again after a OptimizerStageError.
 
     For the GradScaler this object is the optimizer: the scaler keeps its record of an optimizer under this object, and
     has no record when gradients that were changed in part are computed again.
@@ -66,22 +66,22 @@ class Commit:
         self._clip_grad_norm = clip_grad_norm
         self._log = log
         self._grads: list[Tensor] = []
-        self._stages: list[_Stage] = []
+        self._left: list[_Action] = []
         if isinstance(factor, Tensor) or factor != 1.0:
-            self._stages.append(("dividing the gradients", self._divide, True))
+            self._left.append(("dividing the gradients", self._divide, True))
         if scaler is not None:
             unscale = functools.partial(scaler.unscale_, self)  # type: ignore[arg-type]
-            self._stages.append(("unscaling the gradients", unscale, True))
+            self._left.append(("unscaling the gradients", unscale, True))
         if clip_grad_norm is not None:
-            self._stages.append(("clipping the gradients", self._clip, True))
-        if self._stages:
+            self._left.append(("clipping the gradients", self._clip, True))
+        if self._left:
             params = [p for group in self.param_groups for p in group["params"]]
             self._grads = [local_tensor(p.grad) for p in params if p.grad is not None]
         if scaler is None:
-            self._stages.append(("the optimizer's step", self.step, False))
+            self._left.append(("the optimizer's step", self.step, False))
         else:
-            self._stages.append(("the optimizer's step", functools.partial(scaler.step, self), False))  # type: ignore[arg-type]
-            self._stages.append(("updating the scale", scaler.update, False))
+            self._left.append(("the optimizer's step", functools.partial(scaler.step, self), False))  # type: ignore[arg-type]
+            self._left.append(("updating the scale", scaler.update, False))
         self.stepped = False
         """Whether the optimizer was stepped: the scaler skips a step whose gradients are infinite."""
 
@@ -95,11 +95,11 @@ class Commit:
 
         Raises:
             PartialGradientsError: the gradients have to be computed again.
-            CommitStageError: memory ran out too often.
+            OptimizerStageError: memory ran out too often.
         """
         failures = 0
-        while self._stages:
-            name, run, retries_ops = self._stages[0]
+        while self._left:
+            name, run, retries_ops = self._left[0]
             retrying = None
             if retries_ops:
                 retrying = RetryOps(set(map(storage_key, self._grads)), self._log)
@@ -107,14 +107,14 @@ class Commit:
             failure = attempt(run).failure
             if failure is None:
                 failures = 0
-                del self._stages[0]
+                del self._left[0]
                 continue
             self._log.record(failure)
             if retrying is not None and retrying.changes:
                 raise PartialGradientsError
             failures += 1
             if failures == MAX_TRIES:
-                raise CommitStageError(name, failure)
+                raise OptimizerStageError(name, failure)
 
     def step(self) -> None:
         """Step the optimizer, for the scaler."""
