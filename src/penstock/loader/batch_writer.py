@@ -10,19 +10,22 @@ decides, with its own error messages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate
 
-from penstock.core.batch_spec import BatchSpec, ColumnSpec, DictSpec, RowsSpec, SequenceSpec, build, leaves
 from penstock.core.units import round_up
 from penstock.loader.collate import PLAIN_ARRAYS, collate_map, is_dense, stacks_contiguously, torch_dtype
 from penstock.loader.transport.arena import ALIGNMENT, Arena, view_tensor
 from penstock.loader.transport.codec import INLINE_NBYTES
 
 _LARGE_SAMPLE_NBYTES = 65_536
+
+Stackers = dict[Any, Callable[..., Any]]
+"""What torch's `collate` calls, by type; see `collate_map`."""
 
 
 class _MismatchError(Exception):
@@ -36,41 +39,49 @@ class _Node(Protocol):
 
     def read(self, row: int) -> Any: ...
 
-    def spec(self) -> BatchSpec: ...
+    def batch(self, rows: int, arena: Arena, stackers: Stackers) -> Any:
+        """Return what the batch of the first `rows` samples has there."""
+        ...
 
 
-class _TensorRows:
-    """A plain tensor of the same size and dtype in every sample: the rows of one tensor in the slot."""
+class _Rows:
+    """The rows of one tensor in the slot."""
+
+    def __init__(self, tensor: torch.Tensor, arena: Arena) -> None:
+        self.tensor = tensor
+        self._offset = arena.offset_of(tensor.data_ptr(), 0) or 0
+
+    def batch(self, rows: int, arena: Arena, stackers: Stackers) -> torch.Tensor:
+        return view_tensor(arena.memory, self._offset, (rows, *self.tensor.shape[1:]), self.tensor.dtype)
+
+
+class _TensorRows(_Rows):
+    """A plain tensor of the same size and dtype in every sample."""
 
     def __init__(self, value: torch.Tensor, total: int, arena: Arena) -> None:
+        super().__init__(arena.tensor((total, *value.shape), value.dtype), arena)
         self.size = value.shape
         self.dtype = value.dtype
-        self.out = arena.tensor((total, *value.shape), value.dtype)
-        self.offset = arena.offset_of(self.out.data_ptr(), 0) or 0
 
     def write(self, row: int, value: Any) -> None:
         if type(value) is not torch.Tensor or value.shape != self.size or value.dtype is not self.dtype:
             raise _MismatchError
         if value.requires_grad or not is_dense(value):
             raise _MismatchError
-        self.out[row].copy_(value)
+        self.tensor[row].copy_(value)
 
     def read(self, row: int) -> torch.Tensor:
-        return self.out[row].clone()
-
-    def spec(self) -> RowsSpec:
-        return RowsSpec(self.offset, tuple(self.out.shape), self.dtype)
+        return self.tensor[row].clone()
 
 
-class _ArrayRows:
-    """A NumPy array of the same shape and dtype in every sample: likewise, and a tensor in the batch."""
+class _ArrayRows(_Rows):
+    """A NumPy array of the same shape and dtype in every sample; the batch has a tensor."""
 
     def __init__(self, value: np.ndarray, dtype: torch.dtype, total: int, arena: Arena) -> None:
+        super().__init__(arena.tensor((total, *value.shape), dtype), arena)
         self.shape = value.shape
         self.dtype = value.dtype
-        self.tensor = arena.tensor((total, *value.shape), dtype)
         self.out = self.tensor.numpy()
-        self.offset = arena.offset_of(self.tensor.data_ptr(), 0) or 0
 
     def write(self, row: int, value: Any) -> None:
         if type(value) not in PLAIN_ARRAYS or value.shape != self.shape or value.dtype != self.dtype:
@@ -80,18 +91,16 @@ class _ArrayRows:
     def read(self, row: int) -> np.ndarray:
         return np.array(self.out[row])
 
-    def spec(self) -> RowsSpec:
-        return RowsSpec(self.offset, tuple(self.tensor.shape), self.tensor.dtype)
-
 
 class _Column:
-    """Anything else: a list, which torch's collate turns into a batch."""
+    """Anything else, which torch's collate turns into a batch.
 
-    def __init__(self, columns: list[list[Any]], as_tuple: bool) -> None:
+    It gets the column of a sequence's field as a tuple, of a mapping's as a list, and keeps that for text.
+    """
+
+    def __init__(self, as_tuple: bool) -> None:
         self.as_tuple = as_tuple
-        self.number = len(columns)
         self.values: list[Any] = []
-        columns.append(self.values)
 
     def write(self, row: int, value: Any) -> None:
         self.values.append(value)
@@ -99,8 +108,8 @@ class _Column:
     def read(self, row: int) -> Any:
         return self.values[row]
 
-    def spec(self) -> ColumnSpec:
-        return ColumnSpec(self.number, self.as_tuple)
+    def batch(self, rows: int, arena: Arena, stackers: Stackers) -> Any:
+        return collate(tuple(self.values) if self.as_tuple else self.values, collate_fn_map=stackers)
 
 
 class _Dict:
@@ -118,8 +127,8 @@ class _Dict:
     def read(self, row: int) -> dict[Any, Any]:
         return {key: part.read(row) for key, part in self.parts.items()}
 
-    def spec(self) -> DictSpec:
-        return DictSpec(tuple((key, part.spec()) for key, part in self.parts.items()))
+    def batch(self, rows: int, arena: Arena, stackers: Stackers) -> dict[Any, Any]:
+        return {key: part.batch(rows, arena, stackers) for key, part in self.parts.items()}
 
 
 class _Sequence:
@@ -137,9 +146,9 @@ class _Sequence:
         items = [part.read(row) for part in self.parts]
         return self.type(*items) if hasattr(self.type, "_fields") else self.type(items)
 
-    def spec(self) -> SequenceSpec:
-        named = self.type if hasattr(self.type, "_fields") else None
-        return SequenceSpec(tuple(part.spec() for part in self.parts), named)
+    def batch(self, rows: int, arena: Arena, stackers: Stackers) -> Any:
+        items = [part.batch(rows, arena, stackers) for part in self.parts]
+        return self.type(*items) if hasattr(self.type, "_fields") else items  # of a tuple a list, as in torch's collate
 
 
 def arena_needed(sample: Any, total: int) -> tuple[int, bool]:
@@ -162,8 +171,7 @@ class BatchWriter:
     """
 
     def __init__(self, first_sample: Any, total: int, arena: Arena) -> None:
-        self._columns: list[list[Any]] = []
-        self._root = _make_node(first_sample, total, arena, self._columns)
+        self._root = _make_node(first_sample, total, arena)
         self._arena = arena
         self._count = 0
         self._misfits: list[Any] | None = None
@@ -186,32 +194,19 @@ class BatchWriter:
         """Return the batch of all samples that were added."""
         if self._misfits is not None:
             return collate(self._misfits, collate_fn_map=collate_map(self._arena))
-        return _assemble(self._root.spec(), self._columns, self._arena, self._count)
+        return self._root.batch(self._count, self._arena, collate_map(self._arena))
 
 
-def _assemble(spec: BatchSpec, columns: list[list[Any]], arena: Arena, rows: int) -> Any:
-    """Return the batch that `spec` describes: its tensors are views of the first `rows` rows in `arena`."""
-    stackers = collate_map(arena)
-
-    def value(leaf: RowsSpec | ColumnSpec) -> Any:
-        if isinstance(leaf, ColumnSpec):
-            column = columns[leaf.number]
-            return collate(tuple(column) if leaf.as_tuple else column, collate_fn_map=stackers)
-        return view_tensor(arena.memory, leaf.offset, (rows, *leaf.size[1:]), leaf.dtype)
-
-    return build(spec, [value(leaf) for leaf in leaves(spec)])
-
-
-def _make_node(value: Any, total: int, arena: Arena, columns: list[list[Any]], *, in_sequence: bool = False) -> _Node:
+def _make_node(value: Any, total: int, arena: Arena, *, in_sequence: bool = False) -> _Node:
     if _is_plain(value) and stacks_contiguously(value):
         return _TensorRows(value, total, arena)
     if type(value) in PLAIN_ARRAYS and (dtype := torch_dtype(value.dtype)) is not None:
         return _ArrayRows(value, dtype, total, arena)
     if type(value) is dict:
-        return _Dict({key: _make_node(part, total, arena, columns) for key, part in value.items()})
+        return _Dict({key: _make_node(part, total, arena) for key, part in value.items()})
     if _is_plain_sequence(value):
-        return _Sequence(type(value), [_make_node(part, total, arena, columns, in_sequence=True) for part in value])
-    return _Column(columns, in_sequence)
+        return _Sequence(type(value), [_make_node(part, total, arena, in_sequence=True) for part in value])
+    return _Column(in_sequence)
 
 
 def array_nbytes(value: Any) -> list[int]:
