@@ -87,15 +87,6 @@ def test_workers_that_have_waited_and_now_compute_are_as_many_as_the_cores() -> 
     assert loop.run(100)[-1] == 2
 
 
-@pytest.mark.parametrize("is_fixed", [False, True])
-def test_workers_beyond_the_cores_that_made_no_more_together_go_and_do_not_come_back(is_fixed: bool) -> None:
-    auto = AutoWorkers(workers=1, most=2, most_waiting=32)
-    loop = Loop(auto, 1, lambda workers: 40 * workers, busy=0.02)  # one at a time, behind a lock
-    had = loop.run_epochs(20) if is_fixed else loop.run(2000)
-    assert 32 in had
-    assert set(had[had.index(32) + (1 if is_fixed else 100) :]) <= {1, 2}
-
-
 def test_workers_beyond_the_cores_that_make_more_stay() -> None:
     auto = AutoWorkers(workers=1, most=2, most_waiting=32)
     had = Loop(auto, 1, lambda workers: 100, busy=0.02).run_epochs(10)

@@ -9,8 +9,7 @@
     tiny              the training process would make the batches itself in less than they take now ▶ none
 
 There are no more workers than cores, except where they wait (for a disk, a network): n workers that compute a tenth of
-their time keep n / 10 cores busy. What they wait for may be each other: where more than the cores have made no more
-the number before, that is kept until a batch costs half as much again.
+their time keep n / 10 cores busy.
 
 The aim is a step that does not wait, not a fast loader: loading that overlaps with the step costs nothing, and a worker
 that is not needed costs a core and its memory.
@@ -31,9 +30,6 @@ SPARE = 1.25
 
 TINY = 0.8
 """Workers go where the training process would take less than this multiple of the time that they take."""
-
-COST_CHANGE = 1.5
-"""The multiple of its work at which a batch is another, so that a number that made no more is another question."""
 
 LOOK_NS = 500_000_000
 """How long the first batch is waited for, and how much of a loop's time each look is about, within an epoch."""
@@ -113,11 +109,6 @@ class _Seen:
         """How many workers the work fills, if the step never waits."""
         return self.work_ns / self.loop_ns
 
-    @property
-    def rate(self) -> float:
-        """Batches in a nanosecond."""
-        return self.batches / self.passed_ns
-
 
 class AutoWorkers:
     """Decides how many workers there are, from the timing of every batch. Lives as long as its loader.
@@ -153,10 +144,6 @@ class AutoWorkers:
         self._seen, self._last = _Seen(), _Seen()
         self._enough_before = 0
         """What would have been enough at the look before the last one."""
-        self._grown_from: tuple[int, float] | None = None
-        """After a change to more workers than cores: the number before, and its batches in a nanosecond."""
-        self._ceiling: tuple[int, float] | None = None
-        """A number beyond which more made no more, and what a batch cost with it."""
 
     # ── what is looked at ───────────────────────────────────────────────────────────────────────────────────
 
@@ -207,7 +194,6 @@ class AutoWorkers:
         elif workers == guess:
             self._set(guess, "a guess: more would not pay for the time that it takes to start them")
         else:
-            self._grown_from = guess, guess / max(1, work_ns)
             self._set(workers, f"the first batch waited for {1 - busy:.0%} of its time")
 
     # ── the rule ────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,23 +205,12 @@ class AutoWorkers:
         self._last = seen
         enough = max(self._least, math.ceil(SPARE * seen.needed))
         fewer, self._enough_before = max(enough, self._enough_before), enough
-        grown_from, self._grown_from = self._grown_from, None
-        if grown_from is not None and seen.stalled > STALLED and seen.rate * (1 - STALLED) < grown_from[1]:
-            before, rate = grown_from
-            self._ceiling = before, before / rate
-            self._set(before, f"{self.workers} made no more than {before}")
-            return
-        cost_ns = seen.work_ns / seen.batches
-        if self._ceiling is not None and self.workers == self._ceiling[0] and cost_ns > COST_CHANGE * self._ceiling[1]:
-            self._ceiling = None
         allowed = self._allowed(seen.busy_ns / max(1, seen.work_ns))
         if self.workers > SPARE * allowed:
             self._set(allowed, "they compute, and have waited before")
         elif seen.stalled > STALLED:
             wanted = min(allowed, max(self.most, most), math.ceil(seen.needed))
             if wanted > self.workers:
-                if wanted > self.most:
-                    self._grown_from = self.workers, seen.rate
                 self._set(wanted, f"the step waited {seen.stalled:.0%} of the time for {_text(self.workers)}")
         elif fewer < self.workers:
             self._set(fewer, f"the work of a batch fills {seen.needed:.1f} workers while the step runs")
@@ -264,7 +239,6 @@ class AutoWorkers:
     def limit(self, most: int, reason: str) -> None:
         """Have at most `most` workers from now on, because the system allows no more."""
         self.most = self.most_waiting = most
-        self._grown_from = self._ceiling = None
         self._set(most, reason)
 
     def _allowed(self, busy: float) -> int:
@@ -274,8 +248,7 @@ class AutoWorkers:
         a core has often nothing to do.
         """
         useful = useful_workers(self.most, busy)
-        most = self.most_waiting if self._ceiling is None else self._ceiling[0]
-        return max(self.most, min(most, 2 * useful - self.most if busy <= WAITING else useful))
+        return max(self.most, min(self.most_waiting, 2 * useful - self.most if busy <= WAITING else useful))
 
     def _set(self, workers: int, reason: str) -> None:
         self.workers, self.reason = workers, reason
