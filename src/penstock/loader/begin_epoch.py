@@ -81,6 +81,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         keeps_dataset=_keeps_dataset(config),
         is_whole=resume is None or not resume.has_begun,
         leads_on=resume is not None and not is_asked and _ends_everywhere(config, runtime, resume),
+        wants_states=config.is_evened,
     )
     return runtime.epoch
 

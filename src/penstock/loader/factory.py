@@ -23,7 +23,6 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.own_sampler import draws_unnoticed
 from penstock.loader.scheduling.batch import Opener
-from penstock.loader.scheduling.direct import DirectScheduler
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.scheduling.inline import InlineScheduler
@@ -51,15 +50,13 @@ class Pipeline:
     scheduler: Scheduler | InlineScheduler
     batches: Scheduler | InlineScheduler | Prefetcher
     """Where the loop takes its batches: the prefetcher, or the scheduler itself."""
+    end_copies: Callable[[], object] | None
+    """Ends what the prefetcher has under way; it refers to no scheduler, which may keep an exception, whose frames
+    refer to the iterator: a finalizer that held it would keep that alive. Nor does a scheduler's `close`."""
+    inline: InlineScheduler | None
+    """The scheduler, where batches are made in this process."""
     finish_pinning: Callable[[Any], Any] | None
     """Pins what of a batch does not lie in a pinned slot."""
-
-    @property
-    def stop_workers(self) -> Callable[[], object]:
-        """Stops the workers; batches that were handed out stay valid. It holds the pool, not the scheduler: a scheduler
-        may keep an exception, whose frames refer to the iterator, and a finalizer that held it would keep that alive.
-        """
-        return self.scheduler.close
 
     @property
     def pool(self) -> Pool | None:
@@ -81,25 +78,14 @@ class Pipeline:
         """Whether copies to a device may be under way."""
         return self.batches is not self.scheduler
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers have not been stopped."""
-        return isinstance(self.scheduler, Scheduler) and self.scheduler.close.alive
-
-    def begin(self, epoch: EpochState) -> None:
-        """Begin another epoch with the same workers."""
-        assert isinstance(self.scheduler, Scheduler)
-        if isinstance(self.batches, Prefetcher):
-            self.batches.close()
-        self.scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
-
 
 def build_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState) -> Pipeline:
     """Return the running parts for `epoch`: workers are started, and the first batches are under way."""
     pipeline = _kept_pipeline(config, runtime, epoch)
     if pipeline is None:
         pipeline = _new_pipeline(config, runtime, epoch)
-    if pipeline.scheduler.may_be_kept and not pipeline.copies_ahead and not config.is_distributed:
+    is_plain = pipeline.inline is not None and pipeline.inline.is_plain
+    if is_plain and not pipeline.copies_ahead and not config.is_distributed:
         runtime.kept = config, pipeline
     return pipeline
 
@@ -108,15 +94,10 @@ def _kept_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochSta
     """Return the parts of the pass before, if they do for this one and that has ended, or was left."""
     kept, runtime.kept = runtime.kept, None
     before = runtime.counters.loop() if runtime.counters.loop is not None else None
-    if (
-        kept is None
-        or kept[0] is not config
-        or not (before is None or before.is_over)
-        or not _has_only_torchs_options(config, epoch)
-    ):
+    if kept is None or kept[0] is not config or not (before is None or before.is_over):
         return None
     pipeline: Pipeline = kept[1]
-    _begin_inline(pipeline.scheduler, epoch)
+    pipeline.batches.begin(epoch)
     return pipeline
 
 
@@ -125,13 +106,13 @@ def _new_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochStat
     runtime.counters.pinning = pinning.reason
     ring = _ring(config, runtime, pinning)
     try:
-        scheduler = _inline_scheduler(config, runtime, epoch, ring, pinning)
-        if scheduler is None:
-            scheduler = _started_scheduler(config, runtime, epoch, ring, pinning)
+        inline = _inline_scheduler(config, runtime, epoch, ring, pinning) if config.num_workers == 0 else None
+        scheduler = inline or _started_scheduler(config, runtime, epoch, ring, pinning)
     except BaseException:
         ring.close()
         raise
     batches: Scheduler | InlineScheduler | Prefetcher = scheduler
+    end_copies = None
     if config.device is not None and config.arrives_on_device:
         batches = Prefetcher(
             scheduler,
@@ -141,47 +122,26 @@ def _new_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochStat
             keep=functools.partial(_keep_on_host, ring, config.device),
             consumed_of=lambda: scheduler.consumed,
         )
+        end_copies = batches.in_flight.close
     return Pipeline(
         ring=ring,
         scheduler=scheduler,
         batches=batches,
+        end_copies=end_copies,
+        inline=inline,
         finish_pinning=pinning.finish,
     )
 
 
 def _inline_scheduler(
     config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring, pinning: Pinning
-) -> Scheduler | InlineScheduler | None:
-    """Return a scheduler that loads in this process; None where there are workers."""
-    if config.num_workers > 0:
-        return None
+) -> InlineScheduler:
+    """Return a scheduler that loads in this process."""
     if config.timeout != 0:
         raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
-    arguments = config.worker_spec, ring, runtime.counters
-    if pinning.is_needed or not _has_only_torchs_options(config, epoch):
-        inline = InlineScheduler(*arguments)
-    else:
-        inline = DirectScheduler(
-            *arguments, trial=runtime.slot_trial, busy_time=runtime.busy_time, batch_bytes=runtime.batch_bytes
-        )
-    _begin_inline(inline, epoch)
-    return inline
-
-
-def _begin_inline(inline: Any, epoch: EpochState) -> None:
-    inline.begin(
-        epoch.indices, base_seed=epoch.base_seed, epoch_seed=epoch.epoch_seed, shards=epoch.shards, turn=epoch.turn
-    )
-    epoch.read_shards_with(inline.current_shard)
-
-
-def _has_only_torchs_options(config: LoaderConfig, epoch: EpochState) -> bool:
-    """Return whether nothing was asked for but torch's batches."""
-    is_one_stream = not config.is_iterable or (len(epoch.shards) == 1 and not epoch.shards[0].of)
-    collates_into_slots = hasattr(config.collate_fn, "collate_into")
-    keeps_state = not config.is_iterable and bool(epoch.shards)
-    is_usual = config.errors == "raise" and config.seed is None and not keeps_state
-    return is_usual and is_one_stream and not collates_into_slots
+    scheduler = InlineScheduler(config.worker_spec, ring, runtime.counters, pins=pinning.is_needed)
+    scheduler.begin(epoch)
+    return scheduler
 
 
 def _started_scheduler(
@@ -212,7 +172,7 @@ def _started_scheduler(
     )
     scheduler.start(epoch.shards)
     try:
-        scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
+        scheduler.begin(epoch)
     except BaseException:  # the sampler's
         scheduler.close()
         raise

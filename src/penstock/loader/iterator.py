@@ -13,6 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -31,8 +32,6 @@ from penstock.loader.factory import build_pipeline
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.inline import InlineScheduler
-from penstock.loader.to_device.prefetch import InFlightCopies, Prefetcher
-from penstock.loader.workers.stream_shard import StreamShard
 
 _is_profiling = torch._C._autograd._profiler_enabled
 
@@ -100,8 +99,8 @@ class LoaderIterator(_BaseDataLoaderIter):
         finalizer = weakref.finalize(
             self,
             _close,
-            pipeline.batches.in_flight if isinstance(pipeline.batches, Prefetcher) else None,
-            pipeline.stop_workers,
+            pipeline.end_copies,
+            pipeline.scheduler.close,
             functools.partial(resources.ring_cache.put, pipeline.ring, shared=self._config.shares_memory),
             self._alarm,
         )
@@ -111,11 +110,11 @@ class LoaderIterator(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
         self._began_ns = time.perf_counter_ns()
-        if not self.pipeline.is_open:
+        if not self.pipeline.scheduler.is_open:
             raise RuntimeError("these persistent workers have been shut down; make a new DataLoader")
         self._config = self._runtime.config
         self._epoch = begin_epoch(self._config, self._runtime, self._epoch.base_seed)
-        self.pipeline.begin(self._epoch)
+        self.pipeline.batches.begin(self._epoch)
         self._even = self._evened()
         self._returned_ns = 0
         self._yielded = 0
@@ -267,13 +266,7 @@ class LoaderIterator(_BaseDataLoaderIter):
 
     def _make_batch(self) -> tuple[Any, Sequence[Consumed]]:
         """Return a batch, and what handing it out will consume, with the stream's state after it."""
-        batch, scheduler = self._next_made(), self.pipeline.scheduler
-        consumed = self.pipeline.batches.consumed
-        if isinstance(scheduler, InlineScheduler):
-            last = consumed[-1]
-            shard = scheduler.current_shard(last.shard, StreamShard(number=0, of=0))
-            consumed = [*consumed[:-1], Consumed(last.number, last.shard, shard.state)]
-        return batch, consumed
+        return self._next_made(), self.pipeline.batches.consumed
 
     def _next_batch(self) -> Any:
         if self._even is None:
@@ -328,14 +321,14 @@ class LoaderIterator(_BaseDataLoaderIter):
     def _shutdown_workers(self) -> None:
         """Stop the workers now (the name that Lightning and others call on torch's iterator)."""
         self.is_over = True
-        self.pipeline.stop_workers()
+        self.pipeline.scheduler.close()
         if self._alarm is not None:
             self._alarm.close()
 
     def _fail(self, error: Exception) -> None:
         """End the pass if the error has ended the workers, as torch's ends; its state says that it is unfinished."""
         self._signal_alarm(error)
-        self.is_over = self._config.num_workers > 0 and not self.pipeline.is_open
+        self.is_over = self._config.num_workers > 0 and not self.pipeline.scheduler.is_open
 
     def _signal_alarm(self, error: Exception) -> None:
         if self._alarm is not None:
@@ -362,7 +355,49 @@ class LoaderIterator(_BaseDataLoaderIter):
 
 
 class _InlineIterator(LoaderIterator, _SingleProcessDataLoaderIter):
-    """Without workers: what programs tell from torch's other iterator by its class."""
+    """Without workers: what programs tell from torch's other iterator by its class.
+
+    What torch does for a batch takes 20 µs. So a pass that asks for nothing else has a `__next__` of its own.
+    """
+
+    def __init__(self, runtime: LoaderRuntime) -> None:
+        super().__init__(runtime)
+        pipeline, cursor = self.pipeline, self._epoch.batch_cursor
+        is_watched = self._alarm is not None or self._counters.recorder is not None
+        is_watched = is_watched or pipeline.copies_ahead or self._epoch.stream_epoch is not None
+        is_plain = cursor is not None and cursor.is_plain and not is_watched
+        self._plain = pipeline.inline if is_plain and pipeline.inline and pipeline.inline.is_plain else None
+
+    def __next__(self) -> Any:
+        if self._runtime.resume is not None or not self._yielded:
+            self._follow_program()
+        if self._plain is None:
+            return super().__next__()
+        if _is_profiling():
+            with torch.autograd.profiler.record_function(self._profile_name):
+                return self._next_plain(self._plain)
+        return self._next_plain(self._plain)
+
+    def _next_plain(self, plain: InlineScheduler) -> Any:
+        began, counters, cursor = time.perf_counter_ns(), self._counters, self._epoch.batch_cursor
+        assert cursor is not None
+        if self.is_over:
+            raise StopIteration
+        if self._returned_ns:
+            counters.step_ns += began - self._returned_ns
+        try:
+            indices = cursor.draw()
+            batch = plain.make_plain(indices.tolist() if type(indices) is np.ndarray else indices)
+        except StopIteration:
+            self._finish()
+            raise
+        finally:
+            self._returned_ns = time.perf_counter_ns()
+        cursor.take()
+        if not self._yielded:
+            counters.first_batch_ns = self._returned_ns - self._began_ns
+        self._yielded += 1
+        return batch
 
 
 class _WorkersIterator(LoaderIterator, _MultiProcessingDataLoaderIter):
@@ -446,15 +481,15 @@ def _length(sampler: Any) -> int | None:
 
 
 def _end(
-    in_flight: InFlightCopies | None,
+    end_copies: Callable[[], object] | None,
     stop_workers: Callable[[], Any],
     return_ring: Callable[[], None],
     alarm: FailureAlarm | None,
 ) -> None:
     """End what an iterator has under way, all of it, whatever fails; the next one takes the ring."""
     try:
-        if in_flight is not None:
-            in_flight.close()  # its copies read the ring's slots
+        if end_copies is not None:
+            end_copies()  # they read the ring's slots
     finally:
         try:
             if alarm is not None:

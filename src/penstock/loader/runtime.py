@@ -15,11 +15,8 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.orders import Order
 from penstock.loader.scheduling.auto_workers import AutoWorkers
-from penstock.loader.scheduling.batch_bytes import BatchBytes
-from penstock.loader.scheduling.direct import SlotTrial
 from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.transport.ring import Ring
-from penstock.loader.workers.busy_time import BusyTime
 
 
 class RingCache:
@@ -107,11 +104,6 @@ class LoaderRuntime:
     """Which worker gets which batch, of the iterator that was made last; it has learned what batches cost."""
     auto_workers: AutoWorkers | None = None
     """What chooses the number of workers, where it may change."""
-    slot_trial: SlotTrial = field(default_factory=SlotTrial)
-    """Whether batches that are made in this process gain by reused slots."""
-    busy_time: BusyTime = field(default_factory=lambda: BusyTime(with_process=True))
-    """How much of the making of batches in this process is computing."""
-    batch_bytes: BatchBytes = field(default_factory=BatchBytes)
     fingerprint: dict[str, str] | None = None
     """Of dataset and sampler before the first pass, which may change them."""
     owner: dict[str, Any] | None = None

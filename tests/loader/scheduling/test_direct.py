@@ -43,11 +43,26 @@ class OwnIterator(IterableDataset[int]):
         return self.at
 
 
-def test_large_batches_are_right_while_both_ways_are_tried() -> None:
-    loader = DataLoader(Large(), batch_size=2)
-    kept = list(loader)
-    assert [batch[:, 0].tolist() for batch in kept] == [[float(i), float(i + 1)] for i in range(0, 40, 2)]
-    assert loader.statistics().samples == 40
+@pytest.mark.parametrize(("length", "batch_size"), [(3_000, 100), (100_000, 3)], ids=["stacked at the end", "by rows"])
+@pytest.mark.parametrize("batches", [16, 70])
+def test_large_batches_of_a_long_pass_lie_in_slots_that_are_reused(length: int, batch_size: int, batches: int) -> None:
+    class Rows(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return batches * batch_size
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.full((length,), index)
+
+    loader, torchs = (kind(Rows(), batch_size=batch_size, shuffle=True) for kind in (DataLoader, TorchDataLoader))
+    for _ in range(2):
+        torch.manual_seed(4)
+        expected = [batch[:, 0].clone() for batch in torchs]
+        torch.manual_seed(4)
+        for batch, numbers in zip(loader, expected, strict=True):
+            assert torch.equal(batch, numbers[:, None].expand(-1, length))
+    ring = loader.statistics().ring
+    assert (0 < ring.nbytes < 4 * 8 * length * batch_size) == (batches == 70)
+    assert loader.statistics().samples == 2 * len(Rows())
 
 
 @pytest.mark.parametrize("batch_size", [3, 7, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,9 +44,14 @@ def make_scheduler(pool: FakePool, spec: WorkerSpec, mode: Mode = "demand", **ar
     return scheduler
 
 
+def a_pass(indices: Iterator[Any]) -> Any:
+    """Return what a scheduler asks of an `EpochState`."""
+    return SimpleNamespace(indices=indices, epoch_seed=0, shards=(), turn=0)
+
+
 def batches_of(scheduler: Scheduler, count: int = 6) -> Iterator[list[int]]:
     """Run an epoch of `count` batches of two; yield the numbers of each batch's samples."""
-    scheduler.begin(iter([[2 * k, 2 * k + 1] for k in range(count)]), epoch_seed=0)
+    scheduler.begin(a_pass(iter([[2 * k, 2 * k + 1] for k in range(count)])))
     while True:
         try:
             batch = scheduler.next_batch()
@@ -92,7 +98,7 @@ def test_the_sampler_is_asked_as_far_ahead_as_torch_asks_it(mode: Mode, drawn: l
             asked.append(number)
             yield [2 * number, 2 * number + 1]
 
-    scheduler.begin(indices(), epoch_seed=0)
+    scheduler.begin(a_pass(indices()))
     seen = [len(asked)]
     for _ in range(2):
         scheduler.next_batch()
@@ -142,7 +148,7 @@ def test_batches_that_the_user_keeps_leave_the_workers_as_much_to_do() -> None:
     spec = make_spec()
     pool = FakePool(spec)
     scheduler = make_scheduler(pool, spec)
-    scheduler.begin(iter([[k] for k in range(30)]), epoch_seed=0)
+    scheduler.begin(a_pass(iter([[k] for k in range(30)])))
     kept = [scheduler.next_batch() for _ in range(20)]
     assert scheduler._ring.counts().held == len(kept)
     assert pool.outstanding() == 4
@@ -168,7 +174,7 @@ def test_a_batch_that_the_samplers_error_takes_the_place_of_frees_its_slot() -> 
         yield from ([0, 1], [2, 3], [4, 5], [6, 7])
         raise LookupError("no more")
 
-    scheduler.begin(indices(), epoch_seed=0)
+    scheduler.begin(a_pass(indices()))
     with pytest.raises(LookupError, match="no more"):
         scheduler.next_batch()
     assert [scheduler.next_batch()[:, 0].tolist() for _ in range(3)] == WHOLE[1:4]

@@ -46,6 +46,8 @@ class EpochState:
     """Whether it begins with the epoch."""
     leads_on: bool = False
     """Whether the next epoch is to come if nothing is left of this one."""
+    wants_states: bool = False
+    """Whether each batch has to carry the state of its shard after it, because the loop holds some back."""
     finished: bool = False
     handed_out: int = 0
     """Batches of this pass."""

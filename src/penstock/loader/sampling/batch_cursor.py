@@ -129,6 +129,8 @@ class BatchCursor(Iterator[Any]):
         """Whether the order notes its state when it is asked for the first batch."""
         self._out: dict[int, Any] = {}
         """Batches drawn and not handed out, by number."""
+        self._untaken: list[Any] = []
+        """Those of `draw`."""
         self.packed = b""
         """The batch of indices that was yielded last, as integers of 4 or 8 bytes; empty if they are something else."""
         self._number = 0
@@ -175,6 +177,25 @@ class BatchCursor(Iterator[Any]):
             return batch.tolist()
         self.packed = b""
         return batch
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a loop may `draw` and `take` each batch, which takes less time: a whole pass of torch's samplers."""
+        return self._is_known and self._makes_batches and self._start.order_state is None
+
+    def draw(self) -> Any:
+        """Return the next batch as it was drawn: a list, or an array or tensor (int64)."""
+        batch = next(self._batches)
+        self._drawn += len(batch)
+        self._untaken.append(batch)
+        return batch
+
+    def take(self) -> None:
+        """Record that the batch of the last `draw` was handed out; those before it that were not have failed."""
+        if self._digest is not None:
+            for batch in self._untaken:
+                self._digest.add(batch)
+        self._untaken.clear()
 
     def draw_tensors(self) -> bool:
         """Have the batches that torch's own samplers draw come as tensors; return whether no others are tensors.
@@ -260,7 +281,8 @@ class BatchCursor(Iterator[Any]):
 
     def _taken(self) -> int:
         """Return how many indices have been drawn up to the last batch that was handed out."""
-        return self._drawn - sum(self._count(batch) for number, batch in self._out.items() if number >= self._used)
+        under_way = [batch for number, batch in self._out.items() if number >= self._used]
+        return self._drawn - sum(map(self._count, under_way)) - sum(map(len, self._untaken))
 
     def _place(self, taken: int) -> int:
         """Return how many indices have been drawn of the order itself when `taken` of this pass are."""

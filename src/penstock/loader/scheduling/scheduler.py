@@ -10,13 +10,14 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import TransportError, WorkerError, WorkerStartError, WorkerTimeoutError
 from penstock.core.events import Recorder
 from penstock.core.signals.interrupts import uninterrupted_finalizer
+from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.auto_workers import LOOK_NS, AutoWorkers
@@ -44,8 +45,6 @@ class Scheduler:
     `start` once, `begin` for each epoch, then `next_batch` until StopIteration; `close` at the end, which a finalizer
     calls as well. After any other exception than the dataset's own, only `close` may follow.
     """
-
-    may_be_kept = False
 
     def __init__(
         self,
@@ -104,27 +103,25 @@ class Scheduler:
             raise
         self._ring.announce_all(self.pool.announce)
 
-    def begin(self, indices: Iterator[Any], epoch_seed: int, shards: Sequence[StreamShard] = (), turn: int = 0) -> None:
-        """Begin an epoch over the batches of `indices`; what is left of an earlier one is cancelled.
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers have not been stopped."""
+        return self.close.alive
 
-        Args:
-            indices: of each batch.
-            epoch_seed: what the randomness of samples depends on.
-            shards: of an iterable dataset; the first epoch's are those of `start`.
-            turn: the shard whose batch comes first.
-        """
-        self._shards = [*shards]
+    def begin(self, epoch: EpochState) -> None:
+        """Begin an epoch, the first with the shards of `start`; what is left of an earlier one is cancelled."""
+        self._shards = [*epoch.shards]
         if self._has_begun:  # also after a pass of which nothing was left: workers have its shards
             self._cancel()
         self._has_begun = True
-        self._drawn = DrawnIndices(self._worker_spec, indices)
-        self._epoch_seed = epoch_seed
+        self._drawn = DrawnIndices(self._worker_spec, epoch.indices)
+        self._epoch_seed = epoch.epoch_seed
         self._window = BatchWindow(in_order=self._in_order)
         self.consumed = ()
         self._exhausted = self._worker_spec.iterable and all(shard.has_ended for shard in self._shards)
         self._shard_batches = [0] * len(self._shards)
         self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason
-        self._dispatch.begin_epoch([not shard.has_ended for shard in self._shards], turn)
+        self._dispatch.begin_epoch([not shard.has_ended for shard in self._shards], epoch.turn)
         self.scaling_pool.begin_epoch()
         if self._first_batch is not None:
             self._start_others(self._first_batch)

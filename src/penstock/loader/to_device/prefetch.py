@@ -23,6 +23,7 @@ import torch
 from penstock.core.tree import map_leaves, tensors
 from penstock.device.base import Device, Event, Mark, Memory, TensorSpec
 from penstock.device.oom import is_out_of_memory
+from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.to_device.copy_plan import CopyPlan, InSlot
@@ -59,6 +60,19 @@ class BatchSource(Protocol):
     @property
     def close(self) -> Callable[[], object]:
         """Ends what is under way; batches that were handed out stay valid."""
+        ...
+
+
+class PassSource(BatchSource, Protocol):
+    """A source of a loader's passes, which are begun one after another."""
+
+    @property
+    def consumed(self) -> Sequence[Consumed]:
+        """What handing out the last batch has used up."""
+        ...
+
+    def begin(self, epoch: EpochState) -> None:
+        """Begin a pass; what is left of an earlier one is dropped."""
         ...
 
 
@@ -166,6 +180,11 @@ class Prefetcher:
             self._raise_error()
             return None
         return (self.next_batch(),)
+
+    def begin(self, epoch: EpochState) -> None:
+        """Begin a pass of the source, which is a loader's."""
+        self.close()
+        cast(PassSource, self._source).begin(epoch)
 
     def close(self) -> None:
         """End the copies under way, and drop their batches."""
