@@ -41,15 +41,6 @@ def test_a_named_segment_leaves_no_name_behind() -> None:
     assert not (Path("/dev/shm") / str(name)).exists()
 
 
-def test_the_new_owner_of_a_named_segment_removes_the_name() -> None:
-    fetcher = create(4096, named=True)
-    handle = fetcher.give_away()
-    fetcher.close()
-    owner = attach(handle, own=True)
-    owner.close()
-    assert not (Path("/dev/shm") / str(handle.name)).exists()
-
-
 @pytest.mark.parametrize("make", [lambda: create(1 << 55, named=True), lambda: PrivateSegment(1 << 62)])
 def test_more_than_the_machine_has_is_one_clear_error(make) -> None:
     with pytest.raises(TransportError, match=r"EiB|GiB.*(shm-size|lower batch_size)"):

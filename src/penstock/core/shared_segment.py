@@ -2,8 +2,8 @@
 
 The protocol `SharedSegment` has three backends. `MemfdSegment` is an anonymous file in memory: it has no name, needs
 nothing in /dev/shm, takes pages only when they are written, and is gone with its last process, however that dies.
-`NamedSegment` is `multiprocessing.shared_memory`, for systems whose kernel or sandbox refuses memfd; its pages are
-reserved up front, because running out of /dev/shm later would be a SIGBUS. `PrivateSegment` is ordinary memory, for
+`NamedSegment` is `multiprocessing.shared_memory`, for what `penstock.shared` holds on systems without memfd; its pages
+are reserved up front, because running out of /dev/shm later would be a SIGBUS. `PrivateSegment` is ordinary memory, for
 workers that are threads and for batches made in the training process.
 
 A segment travels as a `Handle`: a descriptor to attach to a message, or a name. The receiver calls `attach`.
@@ -44,8 +44,6 @@ class SharedSegment(Protocol):
 
     nbytes: int
     memory: memoryview
-    sparse: bool
-    """Whether untouched pages cost nothing, so that slots may be larger than needed."""
     shared: bool
     """Whether processes that are forked from this one see what is written here afterwards."""
 
@@ -65,7 +63,6 @@ class PrivateSegment:
         TransportError: the system has no memory for it.
     """
 
-    sparse = True
     shared = False
 
     def __init__(self, nbytes: int) -> None:
@@ -91,7 +88,6 @@ class PrivateSegment:
 class MemfdSegment:
     """An anonymous shared segment (`memfd_create`, Linux 3.17 and later)."""
 
-    sparse = True
     shared = True
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
@@ -149,7 +145,6 @@ class NamedSegment:
     The name is removed by the owner's `close`, or by Python's resource tracker if the owner is killed.
     """
 
-    sparse = False
     shared = True
 
     def __init__(self, nbytes: int, name: str | None = None, *, own: bool = True) -> None:
@@ -249,11 +244,11 @@ def create(nbytes: int, *, named: bool = False) -> MemfdSegment | NamedSegment:
         raise _no_segment_error(nbytes, error) from error
 
 
-def attach(handle: Handle, *, own: bool = False) -> MemfdSegment | NamedSegment:
-    """Open a segment that another process made; takes over `handle.fd`, and with `own` the name."""
+def attach(handle: Handle) -> MemfdSegment | NamedSegment:
+    """Open a segment that another process made; takes over `handle.fd`."""
     try:
         if handle.name is not None:
-            return NamedSegment(handle.nbytes, handle.name, own=own)
+            return NamedSegment(handle.nbytes, handle.name, own=False)
         return MemfdSegment(handle.nbytes, handle.fd)
     except OSError as error:
         raise _no_segment_error(handle.nbytes, error) from error

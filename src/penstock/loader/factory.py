@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.host import available_nbytes, pinnable_nbytes
-from penstock.core.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
+from penstock.core.shared_segment import PrivateSegment, create
 from penstock.device import Device
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.config import LoaderConfig
@@ -238,7 +238,6 @@ def _pool(
         context=config.context,
         is_default=config.multiprocessing_context is None,
         base_seed=base_seed,
-        named=not memfd_works(),
         is_settled=is_settled,
         is_watched=runtime.auto_workers is not None and (mode == "round_robin" or bool(why_impure(worker_spec))),
     )
@@ -291,12 +290,9 @@ def _ring(config: LoaderConfig, runtime: LoaderRuntime, pinning: Pinning) -> Rin
     runtime.ring = runtime.resources.ring_cache.take(shared=shared)
     if runtime.ring is not None:
         return runtime.ring
-    named = shared and not memfd_works()
-    make: Callable[[int], SharedSegment] = functools.partial(create, named=named) if shared else PrivateSegment
     runtime.ring = Ring(
-        make,
+        create if shared else PrivateSegment,
         config.ring_bytes or max(_LEAST_RING_NBYTES, available_nbytes() // 4),
-        sparse=not named,
         pin=pinning.pin,
         pin_budget_nbytes=pinnable_nbytes() if pinning.pin is not None else None,
         fence=pinning.fence,

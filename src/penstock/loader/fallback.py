@@ -11,6 +11,7 @@ nothing of that.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from multiprocessing.process import BaseProcess
@@ -24,6 +25,7 @@ from torch.utils.data import dataloader as torch_module
 
 from penstock.core.errors import OptionError
 from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.core.shared_segment import memfd_works
 from penstock.loader.config import LoaderConfig
 
 _PROPERTIES = ("_auto_collation", "_index_sampler")
@@ -79,7 +81,7 @@ def _reason(config: LoaderConfig) -> str:
     if not config.shares_memory:
         return ""
     if not _has_linux_parts():
-        return "penstock's worker processes need Linux (num_workers=0 and worker_type='thread' do not)"
+        return "penstock's worker processes need Linux and its memfd (num_workers=0 and worker_type='thread' do not)"
     process = getattr(config.context, "Process", None)
     if not (isinstance(process, type) and issubclass(process, BaseProcess)):
         name = getattr(process, "__name__", repr(process))
@@ -87,12 +89,9 @@ def _reason(config: LoaderConfig) -> str:
     return ""
 
 
+@functools.cache
 def _has_linux_parts() -> bool:
-    return (
-        hasattr(os, "register_at_fork")
-        and hasattr(socket, "MSG_CMSG_CLOEXEC")
-        and (hasattr(os, "memfd_create") or hasattr(os, "O_TMPFILE"))
-    )
+    return hasattr(os, "register_at_fork") and hasattr(socket, "MSG_CMSG_CLOEXEC") and memfd_works()
 
 
 def _overridden_in(kind: type) -> str:

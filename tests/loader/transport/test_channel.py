@@ -85,7 +85,7 @@ def test_a_hangup_is_noticed_on_both_sides() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_lock_ends_with_its_holder() -> None:
-    control = ControlPage.make(2, named=False)
+    control = ControlPage.make(2)
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:

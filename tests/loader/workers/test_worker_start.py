@@ -19,7 +19,6 @@ from sample_sets import Gate, Opened, Stream
 from torch.utils.data import get_worker_info
 
 from penstock import DataLoader, UnpicklableError
-from penstock.loader.workers import pickled_spec
 from penstock.loader.workers.process_pool import ProcessPool
 
 _ARMED: set[str] = set()
@@ -169,21 +168,6 @@ def test_what_a_dataset_shares_with_its_methods_and_with_the_program_stays_share
         data.scale.fill_(scale)
         assert [*loader] == [(k, [(k, scale * index) for index in range(4 * k, 4 * k + 4)]) for k in range(2)]
     assert data.reads.tolist() == [2] * 8
-
-
-@pytest.mark.slow
-def test_tensors_that_torch_could_not_send_are_sent_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickled_spec, "_MOST_TENSORS", 1)
-    data = Opened(nullcontext())
-    loader = DataLoader(data, 8, num_workers=1, collate_fn=list, multiprocessing_context="spawn")
-    data.scale.fill_(3)
-    assert [*loader] == [[(-1, 3.0 * index) for index in range(8)]]
-    assert data.reads.tolist() == [1] * 8
-    monkeypatch.setattr(pickled_spec, "_MOST_TENSORS", 0)
-    data.reads = torch.zeros(8, dtype=torch.int64)
-    assert [*loader] == [[(-1, 3.0 * index) for index in range(8)]]
-    assert data.reads.tolist() == [0] * 8
-    assert not data.reads.is_shared()
 
 
 # ── refused before a worker starts ──────────────────────────────────────────────────────────────────────────

@@ -88,7 +88,7 @@ def send(end: socket.socket, payload: bytes | bytearray, fds: Sequence[int] = ()
 
 
 def _send_spilled(end: socket.socket, payload: bytes | bytearray, fds: Sequence[int], flags: int) -> bool:
-    spill = _anonymous_file()
+    spill = os.memfd_create("penstock-message", os.MFD_CLOEXEC)
     try:
         view = memoryview(payload)
         while view:
@@ -98,13 +98,6 @@ def _send_spilled(end: socket.socket, payload: bytes | bytearray, fds: Sequence[
     finally:
         os.close(spill)
     return True
-
-
-def _anonymous_file() -> int:
-    try:
-        return os.memfd_create("penstock-message", os.MFD_CLOEXEC)
-    except (OSError, AttributeError):
-        return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
 class Receiver:

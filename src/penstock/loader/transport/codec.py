@@ -50,9 +50,6 @@ _SPAN = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<I")
 
 
-Visit = Callable[[Any], tuple[Any, ...] | None]
-"""Returns how to pickle an object, as `__reduce__` does; None to pickle it as usual."""
-
 Carry = Callable[[Any], tuple[Any, ...] | None]
 """Returns how to pickle a class or a function, as `__reduce__` does; None to pickle it by its name."""
 
@@ -81,10 +78,8 @@ def encode(obj: Any, arena: Arena | None, carry: Carry | None = None, *, shares:
     return pack(skeleton, arrays, arena)
 
 
-def flatten(
-    obj: Any, visit: Visit = lambda _: None, carry: Carry | None = None, *, shares: bool = False
-) -> tuple[bytes, list[np.ndarray]]:
-    """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
+def flatten(obj: Any, carry: Carry | None = None, *, shares: bool = False) -> tuple[bytes, list[np.ndarray]]:
+    """Return the pickle of `obj` and the bytes (uint8) it refers to."""
     pieces: list[np.ndarray] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -96,7 +91,7 @@ def flatten(
         return False
 
     stream = io.BytesIO()
-    _Pickler(stream, is_small, visit, carry, shares=shares).dump(obj)
+    _Pickler(stream, is_small, carry, shares=shares).dump(obj)
     return stream.getvalue(), pieces
 
 
@@ -218,21 +213,17 @@ class _Pickler(ForkingPickler):
         self,
         stream: io.BytesIO,
         buffer_callback: Callable[[pickle.PickleBuffer], bool],
-        visit: Visit,
         carry: Carry | None,
         *,
         shares: bool,
     ) -> None:
         pickle.Pickler.__init__(self, stream, protocol=5, buffer_callback=buffer_callback)
         self.dispatch_table = _REDUCERS
-        self._visit = visit
         self._carry = carry
         self._shares = shares
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        if (how := self._visit(obj)) is not None:
-            return how
         if type(obj) is np.ndarray:
             if obj.nbytes <= _SMALL_NBYTES and obj.dtype.isnative:
                 return obj.__reduce__()

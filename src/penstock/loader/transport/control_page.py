@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
+from penstock.core.shared_segment import Handle, SharedSegment, attach, create
 
 IDLE = (1 << 64) - 1
 """In place of a row: the worker has no task."""
@@ -32,21 +32,21 @@ _WORKERS, _EFFECTS, _CLAIMS = 1, 2, 3
 class ControlPage:
     """One side's view of the page. Made by the training process; workers `attach` with `handle` and `lock_fd`."""
 
-    def __init__(self, segment: MemfdSegment | NamedSegment, lock_fd: int) -> None:
+    def __init__(self, segment: SharedSegment, lock_fd: int) -> None:
         self._segment = segment
         self.lock_fd = lock_fd
         self.cells = segment.memory.cast("Q")
 
     @classmethod
-    def make(cls, workers: int, *, named: bool) -> ControlPage:
+    def make(cls, workers: int) -> ControlPage:
         """Make the page for `workers` workers, all cells 0."""
-        segment = create(8 * (_CLAIMS + 2 * workers), named=named)
-        return cls(segment, _lock_file())
+        segment = create(8 * (_CLAIMS + 2 * workers))
+        return cls(segment, os.memfd_create("penstock-lock", os.MFD_CLOEXEC))
 
     @classmethod
-    def attach(cls, handle: Handle, lock_fd: int) -> ControlPage:
+    def attach(cls, nbytes: int, fd: int, lock_fd: int) -> ControlPage:
         """Open the page in a worker."""
-        return cls(attach(handle), lock_fd)
+        return cls(attach(Handle(nbytes, fd)), lock_fd)
 
     def handle(self) -> Handle:
         """Return what `attach` needs."""
@@ -113,11 +113,3 @@ class ControlPage:
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
             self.lock_fd = -1
-
-
-def _lock_file() -> int:
-    """Return the descriptor of a new file without a name, to lock."""
-    try:
-        return os.memfd_create("penstock-lock", os.MFD_CLOEXEC)
-    except (OSError, AttributeError):
-        return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

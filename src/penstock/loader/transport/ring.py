@@ -39,7 +39,7 @@ from penstock.loader.transport.forks import watched
 from penstock.loader.transport.slot import PageLock, Slot, SlotState
 
 GENEROUS_NBYTES = 256 << 20
-"""Size of a slot on a sparse segment while no batch has shown its size; untouched pages cost nothing."""
+"""Size of a slot while no batch has shown its size; untouched pages cost nothing."""
 
 MOST_PENDING = 3
 """Events that copies are behind and that have not passed."""
@@ -86,7 +86,6 @@ class Ring:
     Args:
         make: makes a segment of the given size in bytes.
         budget_nbytes: the most bytes that batches may occupy here at once.
-        sparse: whether untouched pages of those segments cost nothing.
         announce: called with (number, segment) for every segment made, and with (number, None) when it is retired.
         pin: page-locks memory for a device; each slot once, when its first batch shows how much of it is used.
         pin_budget_nbytes: the most bytes that may be page-locked; slots beyond stay pageable.
@@ -99,7 +98,6 @@ class Ring:
         make: Callable[[int], SharedSegment],
         budget_nbytes: int,
         *,
-        sparse: bool = True,
         announce: Callable[[int, SharedSegment | None], None] = lambda number, segment: None,
         pin: Callable[[memoryview], PageLock | None] | None = None,
         pin_budget_nbytes: int | None = None,
@@ -114,7 +112,6 @@ class Ring:
         self._unfenced: list[Slot] = []
         """Slots that copies may read, and no event is behind these yet."""
         self._budget = budget_nbytes
-        self._sparse = sparse
         self.announce = announce
         self._segments: dict[int, _Segment] = {}
         self._free: deque[Slot] = deque()
@@ -406,12 +403,12 @@ class Ring:
             self._retire(slot)
 
     def _cost(self, slots: list[Slot]) -> int:
-        return sum(slot.used_nbytes if self._sparse else slot.nbytes for slot in slots)
+        return sum(slot.used_nbytes for slot in slots)
 
     def _affordable(self, wanted: int) -> int:
         """Return how many more slots, at most `wanted`, the budget allows."""
-        expected = max(self._batch_nbytes, 1) if self._sparse else self._slot_nbytes()
-        committed = sum(max(slot.used_nbytes, expected) if self._sparse else slot.nbytes for slot in self._all_slots())
+        expected = max(self._batch_nbytes, 1)
+        committed = sum(max(slot.used_nbytes, expected) for slot in self._all_slots())
         return min(wanted, max(0, self._budget - committed) // expected)
 
     def _can_fill_free(self) -> bool:
@@ -423,9 +420,7 @@ class Ring:
             return False
         if self._free[-1].used_nbytes >= self._batch_nbytes:
             return True
-        more = max(0, self._batch_nbytes - self._free[-1].used_nbytes) if self._sparse else 0
-        if not more:
-            return True
+        more = self._batch_nbytes - self._free[-1].used_nbytes
         slots = self._all_slots()
         if all(slot.state is SlotState.FREE for slot in slots):
             return True
@@ -469,7 +464,7 @@ class Ring:
 
     def _slot_nbytes(self) -> int:
         if not self._batch_nbytes:
-            return min(GENEROUS_NBYTES if self._sparse else _MODEST_NBYTES, round_up(self._budget, PAGE))
+            return min(GENEROUS_NBYTES, round_up(self._budget, PAGE))
         # An eighth more than the largest batch so far, so that slightly larger ones fit as well.
         roomy = self._batch_nbytes + self._batch_nbytes // 8
         return round_up(roomy, _GRAIN if roomy > _GRAIN else PAGE)

@@ -35,7 +35,7 @@ class Slot:
     memory: memoryview
     state: SlotState = SlotState.FREE
     used_nbytes: int = 0
-    """The most bytes a batch has had here: what the slot really costs on a sparse segment."""
+    """The most bytes a batch has had here: what the slot really costs: other pages are untouched."""
     page_lock: PageLock | None = None
     """What page-locks its first `locked_nbytes` bytes."""
     locked_nbytes: int = 0

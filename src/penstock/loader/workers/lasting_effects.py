@@ -27,7 +27,7 @@ from penstock.loader.workers.worker_spec import WorkerSpec
 _MOST_PARTS = 1000
 """Of a dataset of datasets."""
 
-_OWN_SEGMENTS = ("/memfd:", "/dev/shm/")
+_OWN_SEGMENTS = "/memfd:"
 
 
 class LastingEffects:

@@ -3,7 +3,7 @@
 To a worker's inbox, the first byte is the kind:
 
     W  a task for this worker only (the bytes of a task, below)
-    S  a new segment: pickled (number, nbytes, name or None), with its descriptor where it has no name
+    S  a new segment: pickled (number, nbytes), with its descriptor
     F  forget a segment: its pickled number
     E  a new epoch: the pickled shards of an iterable dataset that this worker has, by position
     Q  quit when the messages before this one are done
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, SharedSegment, attach
+from penstock.core.shared_segment import Handle, SharedSegment, attach
 from penstock.loader.workers.batch_task import Result, Task
 
 TASK = struct.Struct("<QQBqqqIQBB")
@@ -81,19 +81,15 @@ def task_epoch(message: bytes | memoryview) -> int:
 
 
 def pack_segment(number: int, segment: SharedSegment) -> bytes:
-    """Return the message that announces a segment; its descriptor, if it has one, travels beside it."""
-    handle = segment.handle()
-    return b"S" + pickle.dumps((number, handle.nbytes, handle.name))
+    """Return the message that announces a segment; its descriptor travels beside it."""
+    return b"S" + pickle.dumps((number, segment.nbytes))
 
 
 def pack_result(result: Result, pid: int) -> tuple[bytes, list[int]]:
     """Return the message of a result, and the descriptors that travel with it."""
-    oversize = result.oversize
-    handle = oversize.give_away() if isinstance(oversize, MemfdSegment | NamedSegment) else None
-    extras = b""
-    if result.skipped or result.state or handle is not None:
-        segment = handle and (handle.nbytes, handle.name)
-        extras = pickle.dumps((result.skipped, segment, result.state))
+    oversize, extras = result.oversize, b""
+    if result.skipped or result.state or oversize is not None:
+        extras = pickle.dumps((result.skipped, oversize and oversize.nbytes, result.state))
     body = result.envelope or b""
     if result.envelope is not None:
         outcome = BATCH
@@ -103,8 +99,8 @@ def pack_result(result: Result, pid: int) -> tuple[bytes, list[int]]:
         outcome = ENDED if result.ended else EMPTY if result.empty else CANCELLED
     times = (result.fetch_ns, result.collate_ns, result.busy_ns, result.began_ns, pid)
     head = _RESULT.pack(result.seq, result.worker, outcome, result.samples, result.nbytes, *times, len(extras))
-    fds = [handle.fd] if handle is not None and handle.fd is not None else []
-    return b"".join((head, extras, body)), fds
+    fd = oversize.handle().fd if oversize is not None else None
+    return b"".join((head, extras, body)), [] if fd is None else [fd]
 
 
 def unpack_result(message: bytes, fds: Sequence[int]) -> Result:
@@ -118,11 +114,10 @@ def unpack_result(message: bytes, fds: Sequence[int]) -> Result:
     start = _RESULT.size
     if length:
         extras: tuple[Any, ...] = pickle.loads(memoryview(message)[start : start + length])
-        result.skipped, segment, state = extras
+        result.skipped, segment_nbytes, state = extras
         result.state = pickle.loads(state) if state else None
-        if segment is not None:
-            handle = Handle(segment[0], fds[0] if fds else None, segment[1])
-            result.oversize = attach(handle, own=True)
+        if segment_nbytes is not None:
+            result.oversize = attach(Handle(segment_nbytes, fds[0]))
         start += length
     if outcome == BATCH:
         result.envelope = message[start:]

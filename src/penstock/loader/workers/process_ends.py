@@ -14,8 +14,6 @@ from penstock.loader.workers.worker import WorkerOptions
 class ProcessOptions(WorkerOptions):
     """Who a worker process is."""
 
-    named: bool
-    """Whether shared segments have names, for want of memfds."""
     is_settled: bool = True
     """Whether `workers` is how many there are; else the control page has that number, and asking settles it."""
 
@@ -43,6 +41,5 @@ class ProcessEnds:
     shared: socket.socket
     results: socket.socket
     control_nbytes: int
-    control: Descriptor | str
-    """The control page's descriptor, or its name."""
+    control: Descriptor
     lock: Descriptor

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.core.errors import TransportError
-from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
+from penstock.core.shared_segment import Handle, SharedSegment, attach, create
 from penstock.loader.transport import channel, codec
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.control_page import IDLE, ControlPage
@@ -33,9 +32,9 @@ from penstock.loader.workers import messages
 from penstock.loader.workers.batch_task import Result, Task
 from penstock.loader.workers.inbox import Inbox
 from penstock.loader.workers.lasting_effects import LastingEffects
-from penstock.loader.workers.pickled_spec import PickledSpec
 from penstock.loader.workers.process_ends import ProcessEnds, ProcessOptions
 from penstock.loader.workers.worker import CancelledError, ProcessWorker
+from penstock.loader.workers.worker_spec import WorkerSpec
 
 _ORPHAN_GRACE_S = 5.0
 """How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
@@ -45,14 +44,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_NBYTES = 32 << 20
 
 
-def main(options: ProcessOptions, ends: ProcessEnds, pickled_spec: PickledSpec) -> None:
+def main(options: ProcessOptions, ends: ProcessEnds, worker_spec: WorkerSpec) -> None:
     """Run a worker until its inbox closes."""
     with contextlib.suppress(channel.Closed):
         _watch_for_orphanhood(ends.inbox)
         # Ctrl-C reaches the whole process group; the training process decides what follows from it.
         signal.signal(signal.SIGINT, lambda *_: None)
         _keep_freed_memory()
-        _Worker(options, ends, pickled_spec).run()
+        _Worker(options, ends, worker_spec).run()
 
 
 def _keep_freed_memory() -> None:
@@ -97,25 +96,21 @@ class _Tick:
 
 
 class _Worker:
-    def __init__(self, options: ProcessOptions, ends: ProcessEnds, pickled_spec: PickledSpec) -> None:
+    def __init__(self, options: ProcessOptions, ends: ProcessEnds, worker_spec: WorkerSpec) -> None:
         self._options = options
         self._ends = ends
         self._pid = os.getpid()
         self._shared = channel.Receiver(ends.shared)
-        page = ends.control
-        handle = (
-            Handle(ends.control_nbytes, name=page) if isinstance(page, str) else Handle(ends.control_nbytes, page.fd)
-        )
-        self._control = ControlPage.attach(handle, ends.lock.fd)
+        self._control = ControlPage.attach(ends.control_nbytes, ends.control.fd, ends.lock.fd)
         self._cells = self._control.cells
         self._claim_cell = self._control.claim_cell(options.worker)
         self._inbox = Inbox(ends.inbox, lambda epoch: self._cells[0] == epoch)
-        self._segments: dict[int, tuple[MemfdSegment | NamedSegment, np.ndarray]] = {}
+        self._segments: dict[int, tuple[SharedSegment, np.ndarray]] = {}
         self._is_retired = False
         torch.multiprocessing._set_thread_name("pt_data_worker")
         self._worker = ProcessWorker(
             options,
-            pickled_spec.open,
+            lambda: worker_spec,
             where=f"in DataLoader worker process {options.worker}",
             encode=functools.partial(codec.encode, shares=True),
             enlarge=self._enlarge,
@@ -175,13 +170,8 @@ class _Worker:
             self._control.note_effects()
             self._effects = None
 
-    def _attach_segment(self, fds: list[int], number: int, nbytes: int, name: str | None) -> None:
-        try:
-            segment = attach(Handle(nbytes, fds[0] if fds else None, name))
-        except TransportError as error:
-            if isinstance(error.__cause__, FileNotFoundError):  # removed already: the training process is closing
-                raise channel.Closed from error
-            raise
+    def _attach_segment(self, fds: list[int], number: int, nbytes: int) -> None:
+        segment = attach(Handle(nbytes, fds[0]))
         self._segments[number] = (segment, np.frombuffer(segment.memory, np.uint8))
 
     def _take_shared_task(self) -> None:
@@ -234,7 +224,7 @@ class _Worker:
 
     def _enlarge(self, needed: int, result: Result) -> Arena:
         """Return an arena in a new segment, for a batch that outgrew its slot."""
-        result.oversize = create(needed, named=self._options.named)
+        result.oversize = create(needed)
         return Arena(np.frombuffer(result.oversize.memory, np.uint8))
 
     def _send(self, result: Result) -> None:

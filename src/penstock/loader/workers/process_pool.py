@@ -24,17 +24,15 @@ from typing import Any
 from penstock.core.errors import WorkerStartError
 from penstock.core.shared_segment import SharedSegment
 from penstock.core.signals.interrupts import hold_interrupts
-from penstock.data.stream import Stream
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.workers import messages, process_main
 from penstock.loader.workers.batch_task import Result, Task
-from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.thread_gate import stopped_between_samples
-from penstock.loader.workers.worker_spec import WorkerSpec
+from penstock.loader.workers.worker_spec import WorkerSpec, unpicklable_error
 
 _PRELOAD = "penstock.loader.workers.preload"
 
@@ -56,13 +54,11 @@ class ProcessPool:
         context: how they are started.
         is_default: whether the program has named no context; torch's workers then have another name.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
-        named: whether shared segments need names, because the system refuses memfds.
         is_settled: whether `reported_workers` is final; else `plan_workers` may change it, until a worker asks for it
             or `settle_workers` is called.
         is_watched: whether workers look for what `has_effects` returns.
 
     Raises:
-        UnpicklableError: the spec cannot travel to the workers (`start`, too).
         TransportError: no descriptor or shared memory is left.
     """
 
@@ -76,7 +72,6 @@ class ProcessPool:
         context: BaseContext,
         is_default: bool,
         base_seed: int,
-        named: bool,
         is_settled: bool = True,
         is_watched: bool = False,
     ) -> None:
@@ -87,7 +82,6 @@ class ProcessPool:
             worker=0,
             workers=reported_workers,
             base_seed=base_seed,
-            named=named,
             is_settled=is_settled,
             is_watched=is_watched,
         )
@@ -106,8 +100,7 @@ class ProcessPool:
         self._owner = os.getpid()
         self._closed = False
         self.processes: list[BaseProcess] = []
-        self._pickled_spec = PickledSpec.pack(worker_spec, self._start_method(), named=named)
-        self._control = ControlPage.make(most, named=named)
+        self._control = ControlPage.make(most)
         self._control.plan_workers(reported_workers)
         self._to_workers, self._queue = channel.pair()
         self._results, self._from_workers = channel.pair()
@@ -124,6 +117,7 @@ class ProcessPool:
         """Start all workers.
 
         Raises:
+            UnpicklableError: what the workers need cannot travel to them, which takes a pickle but for "fork".
             WorkerStartError: the system allows no further process.
             TransportError: no descriptor is left.
         """
@@ -147,9 +141,7 @@ class ProcessPool:
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Start a successor for a dead worker, with its share of the shards as they are now."""
         self._control.forget(worker)
-        dataset = self._worker_spec.dataset
-        epoch = dataset.epoch if isinstance(dataset, Stream) else None
-        options = replace(self._options, shards=shards_of_worker(shards, worker, self.size), epoch=epoch)
+        options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
         with self._beside_threads(), self._uninterrupted():
             self.processes[worker] = self._spawn(worker, options)
 
@@ -205,18 +197,19 @@ class ProcessPool:
 
     def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
         ours, theirs = channel.pair()
-        handle = self._control.handle()
+        control = self._control.handle()
+        assert control.fd is not None
         ends = ProcessEnds(
             inbox=theirs,
             shared=self._queue,
             results=self._from_workers,
-            control_nbytes=handle.nbytes,
-            control=handle.name if handle.fd is None else Descriptor(handle.fd),  # type: ignore[arg-type]
+            control_nbytes=control.nbytes,
+            control=Descriptor(control.fd),
             lock=Descriptor(self._control.lock_fd),
         )
         process_class: type[BaseProcess] = self._context.Process  # type: ignore[attr-defined]
         process = process_class(
-            target=process_main.main, args=(replace(options, worker=worker), ends, self._pickled_spec), daemon=True
+            target=process_main.main, args=(replace(options, worker=worker), ends, self._worker_spec), daemon=True
         )
         if self._is_default:
             process.name = f"Process-{process.name.rpartition('-')[2]}"
@@ -283,8 +276,8 @@ class ProcessPool:
         try:
             while outbox:
                 message, segment = outbox[0]
-                handle = None if segment is None else segment.handle()
-                fds = () if handle is None or handle.fd is None else (handle.fd,)
+                fd = None if segment is None else segment.handle().fd
+                fds = () if fd is None else (fd,)
                 if not channel.send(self._inboxes[worker], message, fds, block=False):
                     return
                 outbox.popleft()
@@ -447,7 +440,6 @@ class ProcessPool:
                 process.join()
         for end in (self._to_workers, self._queue, self._results, self._from_workers):
             end.close()
-        self._pickled_spec.close()
         self._control.close()
         for process in everybody:
             _close_descriptors(process)

@@ -39,8 +39,6 @@ class WorkerOptions:
     base_seed: int
     shards: dict[int, StreamShard] = field(default_factory=dict)
     """Its shards of an iterable dataset, by their positions in the round."""
-    epoch: int | None = None
-    """The pass of a stream in which the predecessor died; the pickled spec may be of an earlier one."""
     is_watched: bool = False
     """Whether it is to be found out if the training process could make its samples unnoticed; see `lasting_effects`."""
 
@@ -250,8 +248,6 @@ class ProcessWorker(Worker):
         stack_in_slots()
         try:
             worker_spec = open_worker_spec()
-            if options.epoch is not None:
-                worker_spec.dataset.set_epoch(options.epoch)
             install = functools.partial(install_info, base_seed=options.base_seed)
             install(own, worker_spec)
             if settle_workers is not None or options.is_watched:
