@@ -17,7 +17,7 @@ from penstock import DataLoader
 from penstock.core.per_process import PerProcess
 from penstock.core.walking import walk
 from penstock.data.sample_cache import sample_cache, sample_file
-from penstock.loader.transport import channel, forks
+from penstock.loader.transport import channel, ring
 from penstock.loader.workers import thread_gate
 
 
@@ -56,8 +56,8 @@ def _switch_often() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("owner", "name", "hook"),
     [
-        (forks, "watched", "_before_fork"),
-        (forks, "watched", "_after_fork_in_child"),
+        (ring, "_rings", "_before_fork"),
+        (ring, "_rings", "_after_fork_in_child"),
         (channel, "_our_ends", "_close_in_child"),
         (sample_file, "_files", "_forget_all"),
         (thread_gate._state, "gates", "_begin_child"),

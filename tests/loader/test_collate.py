@@ -13,8 +13,7 @@ from sample_sets import Pair
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from penstock.loader.batch_writer import BatchWriter, arena_needed
-from penstock.loader.collate import collate_map, collate_samples, fast_map, stack_in_slots
+from penstock.loader.collate import BatchWriter, arena_needed, collate_map, collate_samples, fast_map, stack_in_slots
 from penstock.loader.transport.arena import Arena
 
 

@@ -24,7 +24,7 @@ from penstock.core.units import round_up
 from penstock.data.optional import need
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.stream_shard import StreamShard
 from penstock.loader.workers.worker import ProcessWorker, WorkerOptions
 from penstock.loader.workers.worker_spec import WorkerSpec

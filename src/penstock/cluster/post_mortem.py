@@ -14,7 +14,7 @@ from typing import Any
 from penstock.cluster import crash_note
 from penstock.cluster.connection import Cluster
 from penstock.cluster.remote_actor import RemoteActor
-from penstock.loader.workers.batch_task import Task
+from penstock.loader.workers.messages import Task
 from penstock.loader.workers.pool import WorkerCrash
 
 _NOTE_WAIT_S = 60.0

@@ -22,7 +22,7 @@ from penstock.cluster.task_queue import TaskQueue
 from penstock.core.errors import UnpicklableError
 from penstock.core.shared_segment import SharedSegment
 from penstock.data.stream import Stream
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.worker import WorkerOptions

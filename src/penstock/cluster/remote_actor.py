@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.cluster.actor import Arrival
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 
 
 @dataclass(slots=True, eq=False)

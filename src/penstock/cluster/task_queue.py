@@ -20,7 +20,7 @@ from torch._utils import ExceptionWrapper
 from penstock.cluster.remote_actor import RemoteActor, RemoteTask
 from penstock.core.shared_segment import PAGE, PrivateSegment
 from penstock.core.units import round_up
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 
 _SHORT_NS = 100_000_000
 """While tasks take less, a worker has a second one waiting, so that it does not wait for the network."""

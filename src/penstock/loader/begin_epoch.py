@@ -27,8 +27,8 @@ from penstock.loader.sampling.rank_sampler import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
 from penstock.loader.sampling.unknown_order import UnknownOrder
 from penstock.loader.workers.sample_seed import derive_seed
-from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.stream_shard import StreamShard
+from penstock.loader.workers.worker_spec import is_stateful
 
 
 def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | None = None) -> EpochState:

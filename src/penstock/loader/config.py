@@ -22,8 +22,7 @@ from penstock.device import Device, device_of
 from penstock.distributed.rank import Distributed, place_in, rank_and_world_size, ranks_of
 from penstock.loader.sampling.sharding import Uneven, check_uneven
 from penstock.loader.to_device.pinning import PinMemory
-from penstock.loader.workers.stateful import is_stateful
-from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
+from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec, is_stateful
 
 WorkerType = Literal["process", "thread", "ray"]
 DispatchOption = Literal["auto", "demand", "round_robin"]

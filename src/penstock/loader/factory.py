@@ -23,10 +23,10 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.own_sampler import draws_unnoticed
 from penstock.loader.scheduling.batch import Opener
-from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
-from penstock.loader.scheduling.first_batch import FirstBatch
+from penstock.loader.scheduling.dispatch import Dispatch, Mode
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.scheduling.purity import why_impure
+from penstock.loader.scheduling.scaling_pool import FirstBatch
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.to_device.copy_plan import SlotOpener
 from penstock.loader.to_device.pinning import Pinning, pinning_of

@@ -12,8 +12,7 @@ from torch.utils.data import default_collate
 
 from penstock.core.errors import OptionError
 from penstock.core.units import round_up
-from penstock.loader.batch_writer import arena_needed
-from penstock.loader.collate import collate_samples
+from penstock.loader.collate import arena_needed, collate_samples
 from penstock.loader.transport.arena import ALIGNMENT, Arena, ArenaFullError
 from penstock.loader.transport.codec import INLINE_NBYTES
 

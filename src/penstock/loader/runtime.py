@@ -15,7 +15,7 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.orders import Order
 from penstock.loader.scheduling.auto_workers import AutoWorkers
-from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.dispatch import Dispatch
 from penstock.loader.transport.ring import Ring
 
 

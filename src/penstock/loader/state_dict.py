@@ -19,7 +19,7 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.orders import drawn_from, order_for
 from penstock.loader.sampling.unknown_order import UnknownOrder
-from penstock.loader.workers.stateful import is_stateful
+from penstock.loader.workers.worker_spec import is_stateful
 
 _OTHERS = ("indices", "sampler", "shards", "next")
 """What may hold the state of somebody else's dataset or sampler."""

@@ -16,7 +16,7 @@ from penstock import DataLoader
 from penstock.loader.collate import fast_map
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.orders import order_for
-from penstock.loader.scheduling.batch_bytes import BatchBytes
+from penstock.loader.scheduling.batch import BatchBytes
 
 Point = namedtuple("Point", "x y")
 

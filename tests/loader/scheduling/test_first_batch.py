@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, get_worker_info
 
 from penstock import DataLoader, WorkerStartError
-from penstock.loader.scheduling import first_batch
+from penstock.loader.scheduling import scaling_pool
 from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch import Batch
-from penstock.loader.scheduling.first_batch import FirstBatch
-from penstock.loader.workers.batch_task import Result
-from penstock.loader.workers.process_ends import ProcessOptions
+from penstock.loader.scheduling.scaling_pool import FirstBatch
+from penstock.loader.workers.messages import Result
+from penstock.loader.workers.process_main import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -54,23 +54,23 @@ def chosen(pool: FakePool, batch: Batch | None, *, has_crashed: bool = False) ->
 
 
 def test_a_batch_that_is_not_finished_is_judged_by_what_its_worker_has_done_so_far(monkeypatch) -> None:
-    monkeypatch.setattr(first_batch, "available_nbytes", lambda: 1 << 40)
+    monkeypatch.setattr(scaling_pool, "available_nbytes", lambda: 1 << 40)
     batch = Batch(0, list(range(8)), None)
     batch.tasks_left = 1
     for on_core_ns, wanted in ((5 * MS, 32), (500 * MS, 2)):
-        monkeypatch.setattr(first_batch, "process_times", lambda pid, on_core_ns=on_core_ns: (on_core_ns, 0))
+        monkeypatch.setattr(scaling_pool, "process_times", lambda pid, on_core_ns=on_core_ns: (on_core_ns, 0))
         assert chosen(FakePool(row=2), batch) == wanted
-    monkeypatch.setattr(first_batch, "process_times", lambda pid: (5 * MS, 0))
+    monkeypatch.setattr(scaling_pool, "process_times", lambda pid: (5 * MS, 0))
     assert chosen(FakePool(ready=False), batch) == 1
     assert chosen(FakePool(), batch, has_crashed=True) == 1
     assert chosen(FakePool(settled=1), batch) == 1
-    monkeypatch.setattr(first_batch, "process_times", lambda pid: None)
+    monkeypatch.setattr(scaling_pool, "process_times", lambda pid: None)
     assert chosen(FakePool(), batch) == 1
 
 
 def test_batches_that_take_much_memory_limit_the_workers(monkeypatch) -> None:
-    monkeypatch.setattr(first_batch, "available_nbytes", lambda: 8 << 30)
-    monkeypatch.setattr(first_batch, "private_nbytes", lambda pid: 10 << 20)
+    monkeypatch.setattr(scaling_pool, "available_nbytes", lambda: 8 << 30)
+    monkeypatch.setattr(scaling_pool, "private_nbytes", lambda pid: 10 << 20)
     waited = Batch(0, [0], None)
     waited.result = Result()
     waited.result.fetch_ns, waited.result.busy_ns = 100 * MS, MS

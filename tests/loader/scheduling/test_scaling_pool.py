@@ -25,7 +25,7 @@ from penstock import DataLoader, WorkerStartError
 from penstock.loader.dataloader import enable_autoscaling, runtime_of
 from penstock.loader.scheduling.auto_workers import AutoWorkers, BatchTiming
 from penstock.loader.workers.pool import Pool
-from penstock.loader.workers.process_ends import ProcessOptions
+from penstock.loader.workers.process_main import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
 from penstock.tune import search
 

@@ -14,10 +14,10 @@ from torch.utils.data import default_collate
 from penstock.core.errors import WorkerKilledError, WorkerStartError, WorkerTimeoutError
 from penstock.core.shared_segment import PrivateSegment
 from penstock.loader.counters import Counters
-from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
+from penstock.loader.scheduling.dispatch import Dispatch, Mode
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.transport.ring import Ring
-from penstock.loader.workers.batch_task import Result
+from penstock.loader.workers.messages import Result
 from penstock.loader.workers.pool import WorkerCrash
 from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 

@@ -13,8 +13,8 @@ import pytest
 from penstock.core.errors import TransportError
 from penstock.data.storage.object_batch import ObjectBatch
 from penstock.loader.transport import channel
-from penstock.loader.workers.inbox import Inbox
 from penstock.loader.workers.messages import TASK
+from penstock.loader.workers.process_main import Inbox
 
 
 class Prefetched(ObjectBatch):

@@ -16,7 +16,7 @@ from penstock.core.errors import StateError
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.sampling.index_digest import digest_after, index_words
 from penstock.loader.sampling.sharding import Share
-from penstock.loader.workers.stateful import is_stateful
+from penstock.loader.workers.worker_spec import is_stateful
 
 OrderState = dict[str, Any]
 """How the indices of an epoch were drawn, as plain values."""

@@ -1,20 +1,22 @@
-"""One batch: from the result of its task to what is handed out."""
+"""Batches: from the result of a task to what is handed out, in order, and how many bytes they have."""
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.core.errors import TransportError
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
-from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.transport import codec
 from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
-from penstock.loader.workers.batch_task import Result
+from penstock.loader.workers.messages import Result
 
 
 class Batch:
@@ -143,3 +145,141 @@ def _lend(ring: Ring, slot: Slot, nbytes: int) -> np.ndarray:
         ring.copied_out += 1
         return memory[:nbytes].copy()
     return memory
+
+
+class BatchWindow:
+    """From `add` (a batch is sent to the workers) through `settle` (it is finished) to `pop_ready` (it is handed out).
+
+    In order, a batch waits for those before it. Out of order, the batch that is finished first is handed out first.
+    """
+
+    def __init__(self, *, in_order: bool) -> None:
+        self.under_way = 0
+        """Batches that were added and have not been handed out."""
+        self.next_number = 0
+        """The number of the next batch to add."""
+        self.next_out = 0
+        """In order, the number of the next batch to hand out."""
+        self.consumed_since: list[Consumed] = []
+        """What was used up since the last batch that was handed out: that batch's own, and batches without samples."""
+        self._in_order = in_order
+        self._batches: dict[int, Batch] = {}
+        """All of them, except that out of order those that are finished are in `_ready`."""
+        self._ready: deque[Batch] = deque()
+
+    def add(self, batch: Batch) -> None:
+        """Add the batch whose number is `next_number`."""
+        self._batches[batch.number] = batch
+        self.next_number += 1
+        self.under_way += 1
+
+    def get(self, number: int) -> Batch | None:
+        """Return a batch that has not been handed out, by its number."""
+        return self._batches.get(number)
+
+    def tasks_left(self) -> int:
+        """Return how many tasks have no result."""
+        return sum(batch.tasks_left for batch in self._batches.values())
+
+    def settle(self, batch: Batch) -> None:
+        """Out of order: move a finished batch to where it will be handed out."""
+        del self._batches[batch.number]
+        self._ready.append(batch)  # an empty one, too: it may be the end of a shard with batches before it here
+
+    def pop_ready(self) -> Batch | None:
+        """Return the batch to hand out next, if it is finished."""
+        while True:
+            if self._in_order:
+                batch = self._batches.get(self.next_out)
+                if batch is None or batch.tasks_left:
+                    return None
+                del self._batches[self.next_out]
+                self.next_out += 1
+            elif self._ready:
+                batch = self._ready.popleft()
+            else:
+                return None
+            self.under_way -= 1
+            self.consumed_since.append(batch.consumed)
+            if not batch.is_empty:
+                return batch
+
+    def take_consumed(self) -> list[Consumed]:
+        """Return `consumed_since`, and begin a new one."""
+        consumed, self.consumed_since = self.consumed_since, []
+        return consumed
+
+    def cancel(self, ring: Ring) -> None:
+        """Cancel all batches; slots of those that workers still fill are freed with their last task."""
+        for batch in self._batches.values():
+            batch.cancelled = True
+            if batch.tasks_left == 0:
+                batch.drop(ring)
+        self._batches.clear()
+        for batch in self._ready:
+            batch.drop(ring)
+        self._ready.clear()
+
+    def count_ready(self, finished: Counter[Any]) -> int:
+        """Return how many batches are finished, given how many of their tasks wait to be collected.
+
+        May be called by any thread, and raises a RuntimeError if the window changed meanwhile.
+        """
+        batches = list(self._batches.values())
+        finished_batches = [batch for batch in batches if batch.tasks_left <= finished[batch]]
+        return sum(not batch.is_empty for batch in [*finished_batches, *self._ready])
+
+
+_ATOMS = frozenset({int, float, bool, str, bytes})
+_SEQUENCES = list, tuple
+
+
+class BatchBytes:
+    """Returns the bytes of the tensors and arrays in batches, without looking through numbers and text.
+
+    Of batches of many parts, and of those without a tensor, ever fewer are looked at, at least one in `_LONGEST`;
+    others count as the last of them.
+    """
+
+    _MANY = 16
+    _LONGEST = 64
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._between = 0
+        self._left = 0
+        self._parts = 0
+
+    def of(self, batch: Any) -> int:
+        """Return the bytes of a batch."""
+        if self._left:
+            self._left -= 1
+            return self._last
+        self._parts = 0
+        self._last = self._look(batch, 4)
+        if self._parts > self._MANY or not self._last:
+            self._left = self._between = min(2 * self._between + 1, self._LONGEST)
+        return self._last
+
+    def _look(self, batch: Any, depth: int) -> int:
+        self._parts += 1
+        if type(batch) is dict:  # before `Mapping`, of which asking takes a microsecond
+            batch = [*batch.values()]
+        if not isinstance(batch, _SEQUENCES):  # asked first, for this is done for every batch
+            if isinstance(batch, torch.Tensor):
+                return batch.nbytes if batch.layout is torch.strided else 0
+            if isinstance(batch, np.ndarray):
+                return batch.nbytes
+            if not isinstance(batch, Mapping):
+                return 0
+            batch = list(batch.values())
+        if not batch or not depth or (type(batch[0]) in _ATOMS and type(batch[-1]) in _ATOMS):
+            return 0
+        nbytes = 0
+        for part in batch:
+            if type(part) is torch.Tensor and part.layout is torch.strided:
+                self._parts += 1
+                nbytes += part.nbytes
+            else:
+                nbytes += self._look(part, depth - 1)
+        return nbytes

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.core.errors import WorkerKilledError, WorkerStartError
 from penstock.data.source import Source
 from penstock.data.stream import Stream
-from penstock.loader.workers.batch_task import Task
+from penstock.loader.workers.messages import Task
 from penstock.loader.workers.pool import WorkerCrash
 from penstock.loader.workers.worker_spec import WorkerSpec
 

@@ -23,23 +23,20 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
-from penstock.loader.batch_writer import arena_needed
 from penstock.loader.checkpoint.epoch_state import EpochState
-from penstock.loader.collate import collates_as_torch, fast_map, in_arena
+from penstock.loader.collate import arena_needed, collates_as_torch, fast_map, in_arena
 from penstock.loader.counters import Counters
 from penstock.loader.in_memory import CannotGatherError, Gather, gather_of
 from penstock.loader.sampling.stream_cursor import Consumed
-from penstock.loader.scheduling.batch_bytes import BatchBytes
+from penstock.loader.scheduling.batch import BatchBytes
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
-from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.busy_time import WORTH_MEASURING_NS, BusyTime
-from penstock.loader.workers.sample_fetcher import add_origin
+from penstock.loader.workers.fetcher import BatchFetcher, add_origin
 from penstock.loader.workers.sample_seed import this_thread
-from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
-from penstock.loader.workers.worker_spec import WorkerSpec
+from penstock.loader.workers.worker_spec import WorkerSpec, is_stateful
 
 _NOTHING = np.empty(0, np.uint8)
 _EMPTY, _ENDED = object(), object()

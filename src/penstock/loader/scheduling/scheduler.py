@@ -21,16 +21,13 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.auto_workers import LOOK_NS, AutoWorkers
-from penstock.loader.scheduling.batch import Batch, Opener
-from penstock.loader.scheduling.batches_in_flight import BatchWindow
+from penstock.loader.scheduling.batch import Batch, BatchWindow, Opener
 from penstock.loader.scheduling.crashes import CrashCounter
-from penstock.loader.scheduling.dispatch_policy import Dispatch
-from penstock.loader.scheduling.drawn_indices import DrawnIndices
-from penstock.loader.scheduling.first_batch import FirstBatch
-from penstock.loader.scheduling.scaling_pool import ScalingPool
+from penstock.loader.scheduling.dispatch import Dispatch, IndicesAhead
+from penstock.loader.scheduling.scaling_pool import FirstBatch, ScalingPool
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import Pool, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard
 from penstock.loader.workers.worker_spec import WorkerSpec
@@ -82,7 +79,7 @@ class Scheduler:
         self._shards: list[StreamShard] = []
         self._shard_batches: list[int] = []
         """How many batches of this epoch each shard has begun."""
-        self._drawn = DrawnIndices(worker_spec, iter(()))
+        self._drawn = IndicesAhead(worker_spec, iter(()))
         self._epoch_seed = 0
         self._exhausted = True
         """Whether there is no further batch to send in this epoch."""
@@ -114,7 +111,7 @@ class Scheduler:
         if self._has_begun:  # also after a pass of which nothing was left: workers have its shards
             self._cancel()
         self._has_begun = True
-        self._drawn = DrawnIndices(self._worker_spec, epoch.indices)
+        self._drawn = IndicesAhead(self._worker_spec, epoch.indices)
         self._epoch_seed = epoch.epoch_seed
         self._window = BatchWindow(in_order=self._in_order)
         self.consumed = ()

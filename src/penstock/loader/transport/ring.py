@@ -22,6 +22,7 @@ used again. Its memory is given back with the rest of its segment, when both pro
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,7 +36,6 @@ from penstock.core.shared_segment import PAGE, SharedSegment
 from penstock.core.stats import RingCounts
 from penstock.core.units import round_up, size_text
 from penstock.core.walking import walk
-from penstock.loader.transport.forks import watched
 from penstock.loader.transport.slot import PageLock, Slot, SlotState
 
 GENEROUS_NBYTES = 256 << 20
@@ -124,7 +124,7 @@ class Ring:
         self._grown = 0
         self._oversize = 0
         self.copied_out = 0
-        watched.add(self)
+        _rings.add(self)
 
     def fence_from_now(self, fence: Callable[[], Fence | None]) -> None:
         """Guard the copies that users may start from pinned slots, those that they hold already too."""
@@ -472,3 +472,22 @@ class Ring:
     def _take_number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
+
+
+# ── forks: a forked process sees the slots that its parent holds, and may read them ─────────────────────────────
+
+_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for ring in walk(_rings):
+        ring.before_fork()
+
+
+def _after_fork_in_child() -> None:
+    for ring in walk(_rings):
+        ring.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

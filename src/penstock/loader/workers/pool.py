@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.shared_segment import SharedSegment
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.stream_shard import StreamShard
 
 

@@ -18,23 +18,26 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
 import torch
 
+from penstock.core.errors import TransportError
 from penstock.core.shared_segment import Handle, SharedSegment, attach, create
+from penstock.data.storage.object_batch import ObjectBatch
 from penstock.loader.transport import channel, codec
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.control_page import IDLE, ControlPage
 from penstock.loader.workers import messages
-from penstock.loader.workers.batch_task import Result, Task
-from penstock.loader.workers.inbox import Inbox
 from penstock.loader.workers.lasting_effects import LastingEffects
-from penstock.loader.workers.process_ends import ProcessEnds, ProcessOptions
-from penstock.loader.workers.worker import CancelledError, ProcessWorker
-from penstock.loader.workers.worker_spec import WorkerSpec
+from penstock.loader.workers.messages import Result, Task
+from penstock.loader.workers.worker import CancelledError, ProcessWorker, WorkerOptions
+from penstock.loader.workers.worker_spec import Prefetch, WorkerSpec
 
 _ORPHAN_GRACE_S = 5.0
 """How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
@@ -229,3 +232,146 @@ class _Worker:
 
     def _send(self, result: Result) -> None:
         channel.send(self._ends.results, *messages.pack_result(result, self._pid))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessOptions(WorkerOptions):
+    """Who a worker process is."""
+
+    is_settled: bool = True
+    """Whether `workers` is how many there are; else the control page has that number, and asking settles it."""
+
+
+class Descriptor:
+    """A file descriptor that survives being pickled into a worker process, by whatever start method."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> Any:
+        """Duplicate the descriptor; multiprocessing allows this only while it starts a process."""
+        return _receive_descriptor, (DupFd(self.fd),)
+
+
+def _receive_descriptor(duplicate: Any) -> Descriptor:
+    return Descriptor(duplicate.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnds:
+    """A worker process's ends of its channels, and the control page."""
+
+    inbox: socket.socket
+    shared: socket.socket
+    results: socket.socket
+    control_nbytes: int
+    control: Descriptor
+    lock: Descriptor
+
+
+_Message = tuple[bytes, list[int]]
+
+
+class Inbox:
+    """Messages to a worker, one at a time; a thread requests what the next tasks will read from remote storage.
+
+        worker      receives a message ▸ makes its batch ▸ receives the next
+        thread      only while the worker makes a batch, and only of a source that reads small remote files: takes the
+                    messages that arrive, and has the files of a task requested. The worker finds both here, in order
+
+    What cannot be requested ahead is left to the worker: errors are raised where a sample is read.
+
+    Args:
+        end: of the channel.
+        is_running: whether an epoch, by its number, is still the one that runs.
+    """
+
+    def __init__(self, end: socket.socket, is_running: Callable[[int], bool]) -> None:
+        self._end = end
+        self._is_running = is_running
+        self._receiver = channel.Receiver(end)
+        self._lock = threading.Lock()
+        self._taken: deque[_Message | TransportError] = deque()
+        self._working = threading.Event()
+        self._prefetch: Prefetch | None = None
+        self._prefetched: dict[int, ObjectBatch] = {}
+
+    def look_ahead(self, prefetch: Prefetch) -> None:
+        """Have a thread take messages while the worker is `working`."""
+        self._prefetch = prefetch
+        with contextlib.suppress(RuntimeError):  # no thread can be started: files are requested batch by batch
+            threading.Thread(target=self._take_ahead, name="penstock-look-ahead", daemon=True).start()
+
+    def receive(self) -> _Message:
+        """Return the next message; waits for it.
+
+        Raises:
+            Closed: the other side is gone.
+            TransportError: no descriptor is left for what came with it.
+        """
+        with self._lock:
+            message = self._taken.popleft() if self._taken else self._receiver.receive()
+        assert message is not None
+        if isinstance(message, TransportError):
+            raise message
+        return message
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether a message is here already. Does not change while the worker is not `working`."""
+        return bool(self._taken)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Make a batch in the `with` block: messages may be taken meanwhile."""
+        self._working.set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._working.clear()
+
+    def prefetched(self, seq: int, indices: Any) -> ObjectBatch | None:
+        """Return what was requested for a task, or is now; to be entered, or closed."""
+        with self._lock:
+            found = self._prefetched.pop(seq, None)
+        if found is None and self._prefetch is not None:
+            found = self._prefetch(indices)
+        return found
+
+    def drop_prefetched(self, seq: int) -> None:
+        """Cancel the requests for a task that is not made."""
+        with self._lock:
+            found = self._prefetched.pop(seq, None)
+        if found is not None:
+            found.close()
+
+    def _take_ahead(self) -> None:
+        poller = select.poll()
+        poller.register(self._end, select.POLLIN)
+        with contextlib.suppress(channel.Closed):  # the worker will see it, too
+            while True:
+                self._working.wait()
+                poller.poll()
+                with self._lock:
+                    if self._working.is_set():
+                        self._take_one()
+
+    def _take_one(self) -> None:
+        try:
+            message = self._receiver.receive(block=False)
+        except TransportError as error:
+            self._taken.append(error)
+            return
+        if message is None:
+            return
+        self._taken.append(message)
+        if message[0][:1] == b"W":
+            with contextlib.suppress(Exception):
+                self._request(memoryview(message[0])[1:])
+
+    def _request(self, task: memoryview) -> None:
+        if self._prefetch is not None and self._is_running(messages.task_epoch(task)):
+            found = self._prefetch(messages.indices_of(task))
+            if found is not None:
+                self._prefetched[messages.task_seq(task)] = found

@@ -27,9 +27,9 @@ from penstock.core.signals.interrupts import hold_interrupts
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.workers import messages, process_main
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
-from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
+from penstock.loader.workers.process_main import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.thread_gate import stopped_between_samples
 from penstock.loader.workers.worker_spec import WorkerSpec, unpicklable_error

@@ -20,7 +20,7 @@ from torch.utils.data import _utils
 
 from penstock.core.errors import StateError
 from penstock.core.random_states import get_states, set_states
-from penstock.loader.workers.batch_fetcher import BatchFetcher
+from penstock.loader.workers.fetcher import BatchFetcher
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 

@@ -27,7 +27,7 @@ from penstock.core.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena
-from penstock.loader.workers.batch_task import Result, Task
+from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.sample_seed import begin_worker_thread
 from penstock.loader.workers.stream_shard import StreamShard, install_info

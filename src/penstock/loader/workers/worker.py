@@ -23,9 +23,8 @@ from penstock.core.errors import UnpicklableError
 from penstock.loader.collate import set_current_arena, stack_in_slots
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena, ArenaFullError
-from penstock.loader.workers.batch_fetcher import BatchFetcher
-from penstock.loader.workers.batch_task import Result, Task
-from penstock.loader.workers.sample_fetcher import Tick
+from penstock.loader.workers.fetcher import BatchFetcher, Tick
+from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
 from penstock.loader.workers.worker_spec import Prefetch, WorkerSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
+from penstock.loader.scheduling.dispatch import Dispatch, Mode
 
 SLOW_NS = 30_000_000
 
