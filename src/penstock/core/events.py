@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 EventKind = Literal["step", "next", "wait", "make"]
@@ -120,3 +121,17 @@ def _events_of(record: _Record) -> Iterator[Event]:
         made_ns = at_ns + fetch_ns + collate_ns
         yield Event("make", at_ns, made_ns, epoch, batch, fetch_ns=fetch_ns, collate_ns=collate_ns, samples=samples)
     yield Event("next", began_ns, ended_ns, epoch, batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderEvents:
+    """The recorded events of one loader's batches."""
+
+    name: str
+    """The loader's name."""
+
+    events: tuple[Event, ...]
+    """In the order in which they were recorded."""
+
+    dropped: int = 0
+    """Events from the middle of the run that were dropped for lack of room."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.urls import printable, shown
@@ -15,12 +16,12 @@ from penstock.launch.outputs import Outputs
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.meters import nvml
 from penstock.observe.meters.clock import Clock
-from penstock.observe.record.baseline import Baseline
-from penstock.observe.record.compare_runs import Comparison
 from penstock.observe.record.formatting import wrapped
 from penstock.observe.record.run_record import RunRecord, save
-from penstock.observe.record.run_summary import RunSummary
-from penstock.observe.report import text_report
+
+if TYPE_CHECKING:
+    from penstock.observe.record.baseline import Baseline
+    from penstock.observe.record.compare_runs import Comparison
 
 
 def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None:
@@ -38,7 +39,11 @@ def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None
         from penstock.observe.doctor.causes import findings_of_run  # no program must wait for it at its start
 
         record = replace(record, findings=findings_of_run(record))
+    elif outputs.html_file is not None and outputs.html_file.parent == outputs.folder:
+        outputs = replace(outputs, html_file=None)  # a page about no loader, which nobody has asked for
     if is_last and not outputs.quiet:
+        from penstock.observe.report import text_report
+
         sys.stdout.flush()
         text = wrapped(text_report.render(record, details=False), sys.stderr)
         print(shown(text), end="", file=sys.stderr, flush=True)
@@ -78,6 +83,9 @@ def _baseline_comparison(baseline: Baseline | None) -> Comparison | None:
     """Return the comparison with torch's own loader, if there is one."""
     if baseline is None or baseline.torch is None:
         return None
+    from penstock.observe.record.compare_runs import Comparison
+    from penstock.observe.record.run_summary import RunSummary
+
     window, verdict = baseline.torch, baseline.verdict()
     reference = RunSummary(
         name="torch's own DataLoader",

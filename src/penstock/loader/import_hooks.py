@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def on_import(module: str, callback: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ def forget_imports(*modules: str) -> None:
     ]
 
 
-class _ImportHook(MetaPathFinder):
+class _ImportHook:
     """Finds one module through the finders after it, and calls `callbacks` when its import is complete."""
 
     def __init__(self, module: str, callbacks: list[Callable[[], None]]) -> None:
@@ -52,15 +52,16 @@ class _ImportHook(MetaPathFinder):
             callback()
 
 
-class _NotifyingLoader(Loader):
+class _NotifyingLoader:
     """Wraps a module's loader, and calls `callback` when the module has run. The module keeps the wrapped loader."""
 
-    def __init__(self, inner: Loader, callback: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, callback: Callable[[], None]) -> None:
         self._inner = inner
         self._callback = callback
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
+        made: ModuleType | None = self._inner.create_module(spec)
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self._inner

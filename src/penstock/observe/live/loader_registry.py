@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 import weakref
 from collections import Counter
@@ -12,9 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.events import Recorder
+from penstock.core.events import LoaderEvents, Recorder
 from penstock.core.stats import LoaderStatistics, RingCounts
-from penstock.observe.record.perfetto_trace import LoaderEvents
 from penstock.observe.record.run_record import IteratorKind, LoaderRecord, label_of
 
 if TYPE_CHECKING:  # importing it imports torch, and the program decides when
@@ -31,7 +29,7 @@ _SETTINGS = (
     "in_order",
 )
 _PENSTOCK = str(Path(__file__).parents[2]) + os.sep
-_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", sysconfig.get_path("stdlib") + os.sep)
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
 
 
 class RegisteredLoader:

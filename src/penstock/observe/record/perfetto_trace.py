@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import OptionError
-from penstock.core.events import Event
+from penstock.core.events import Event, LoaderEvents
 from penstock.observe.atomic_write import write_text_atomic
 from penstock.observe.meters.clock import Clock, trace_base_ns
 from penstock.observe.record.run_record import RunRecord
@@ -38,20 +38,6 @@ class Trace:
 
     events: tuple[dict[str, Any], ...]
     """In the format's own form."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderEvents:
-    """The recorded events of one loader's batches."""
-
-    name: str
-    """The loader's name."""
-
-    events: tuple[Event, ...]
-    """In the order in which they were recorded."""
-
-    dropped: int = 0
-    """Events from the middle of the run that were dropped for lack of room."""
 
 
 def trace_of_events(loaders: Sequence[LoaderEvents], clock: Clock, pid: int) -> Trace:

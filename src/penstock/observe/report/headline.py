@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.worker_estimate import LoopTimes
 from penstock.observe.record.formatting import percent_text, ratio_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text
 from penstock.observe.record.rates import HIDDEN, gain_without
@@ -55,6 +53,8 @@ def headline(record: RunRecord) -> Headline:
     if waited < HIDDEN:
         more = "The loop is as fast as its step. A faster loader would not change that."
         return Headline(text=f"Loading is hidden: y{share}.", more=more, tone="good")
+    from penstock.observe.doctor.thresholds import THRESHOLDS  # a run without a loader ends sooner without
+
     more = _possible_gain(waited, "loop" if len(used) == 1 else "loops together") + _slowest_loader(used)
     if waited < THRESHOLDS.run_stall_fraction:
         return Headline(text=f"Loading is nearly hidden: y{share}.", more=more, tone="plain")
@@ -105,6 +105,8 @@ def _cause(loader: LoaderRecord) -> str:
     """Return what was waited for, as the end of a sentence."""
     counted = loader.statistics
     workers = "the loop itself, without workers" if counted.worker_type == "inline" else "the workers"
+    from penstock.observe.doctor.worker_estimate import LoopTimes
+
     match cause_of_waiting(loader):
         case "start":
             if 2 * counted.stages.workers_s > counted.loading_s:
