@@ -94,7 +94,7 @@ def test_a_subclass_may_have_attributes_with_any_names() -> None:
         ({"device_bytes": -1}, "device_bytes: -1 is not a size"),
         ({"device_bytes": 1.5}, "device_bytes: 1.5 is not a size"),
         ({"snapshot_every_n_steps": "x"}, "snapshot_every_n_steps must be a whole number, not 'x'"),
-        ({"pin_memory": "yes"}, "pin_memory must be True, False, 'auto' or .* not 'yes'"),
+        ({"pin_memory": "yes"}, "pin_memory must be True, False or .* not 'yes'"),
         ({"max_worker_crashes": None}, "max_worker_crashes must be a whole number"),
         ({"uneven": "cut"}, "'pad', 'drop' or 'join'"),
         ({"device": 1}, "device=1 is not a device: give a name as in 'cuda:1'"),

@@ -152,7 +152,7 @@ def main() -> None:
         batches = [torch.as_tensor(batch[0] if isinstance(batch, list) else batch[:4]) for batch in loader]
         found[name] = [batch.tolist() for batch in batches]
         loader.state_dict()
-    loader = DataLoader(data, 4, num_workers=1, multiprocessing_context="spawn", pin_memory="auto")
+    loader = DataLoader(data, 4, num_workers=1, multiprocessing_context="spawn")
     batches = iter(loader)
     found["iterator"] = type(batches).__module__
     found["workers"] = [batch[0].tolist() for batch in batches]

@@ -21,8 +21,7 @@ from penstock.loader.counters import Counters
 from penstock.loader.dataloader import DataLoader, config_of
 from penstock.loader.to_device.prefetch import BatchSource, Prefetcher
 from penstock.loader.transport.arena import ALIGNMENT, Arena
-from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot
+from penstock.loader.transport.ring import Ring, Slot
 from penstock.memory.eval_step import EvalStep
 
 _MAX_IN_FLIGHT = 2

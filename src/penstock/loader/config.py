@@ -304,10 +304,10 @@ def _pin_memory(wanted: Any) -> PinMemory:
     """Return the value of pin_memory=; torch takes any number, and None, for true or false."""
     if isinstance(wanted, (int, type(None))):
         return bool(wanted)
-    if wanted != "auto" and not hasattr(wanted, "register"):
-        raise OptionError(f"pin_memory must be True, False, 'auto' or a penstock.device.Device, not {wanted!r}")
-    is_device_or_auto: PinMemory = wanted
-    return is_device_or_auto
+    if not hasattr(wanted, "register"):
+        raise OptionError(f"pin_memory must be True, False or a penstock.device.Device, not {wanted!r}")
+    device: Device = wanted
+    return device
 
 
 def _worker_numbers(

@@ -163,8 +163,8 @@ class DataLoader(TorchDataLoader[T_co]):
         ring_bytes: the most bytes of slots for batches under way and held by the program, as in "2GiB" or 2 << 30; by
             default a quarter of the available memory.
         pin_memory: as in torch's, on pinned slots: a batch is not copied to be pinned, and its slot is not reused
-            before copies that the program started from it are over, on whatever stream. "auto" is True where there is
-            an accelerator. A `penstock.device.Device` pins for that device.
+            before copies that the program started from it are over, on whatever stream. A `penstock.device.Device` pins
+            for that device.
         device: "cuda", "cuda:1", any other accelerator of torch's, "cpu", or "sim" (a simulated one). Batches arrive
             there, copied ahead on a side stream from pinned slots, ordered on the current stream.
         device_bytes: with `device`, the most device memory for batches that are copied ahead, as in "512MiB".
@@ -210,7 +210,7 @@ class DataLoader(TorchDataLoader[T_co]):
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | tuple[int, int] | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool | Literal["auto"] | Device = False,
+        pin_memory: bool | Device = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,

@@ -64,7 +64,7 @@ def why_torch_iterator(config: LoaderConfig, loader: TorchDataLoader[Any]) -> st
         "seed": config.seed is not None,
         "device": config.arrives_on_device,
         "distributed": config.is_distributed,
-        "pin_memory": not isinstance(config.pin_memory, (bool, str)),
+        "pin_memory": not isinstance(config.pin_memory, bool),
     }
     needed = [f"{name}=" for name, is_asked in asked.items() if is_asked]
     if needed:

@@ -23,7 +23,7 @@ TEN_MS = 20_000_000
 """Cycles of `torch.cuda._sleep`."""
 
 ROWS = 8
-WAYS = [{"device": "cuda:0"}, {"pin_memory": True}, {"pin_memory": "auto"}]
+WAYS = [{"device": "cuda:0"}, {"pin_memory": True}]
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):

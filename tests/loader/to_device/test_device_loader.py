@@ -207,13 +207,6 @@ def test_pinned_slots_are_not_used_again_before_the_users_own_copies_are_over(wo
     assert loader.statistics().pinning == "slots, fenced by sim"
 
 
-def test_auto_pins_nothing_and_says_nothing_where_there_is_no_accelerator() -> None:
-    if not torch.accelerator.is_available():
-        loader = DataLoader(Numbered(8), pin_memory="auto")  # nothing to pin for, and no warning
-        assert labels(loader) == list(range(8))
-        assert loader.statistics().pinning == "no: there is no accelerator"
-
-
 def test_a_device_that_is_not_here_is_one_clear_error() -> None:
     with pytest.raises(OptionError, match="device='nonsense' is not a device"):
         DataLoader(Numbered(4), device="nonsense")

@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.core.errors import TransportError
 from penstock.core.shared_segment import PrivateSegment
-from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import SlotState
+from penstock.loader.transport.ring import Ring, SlotState
 
 BUDGET = 256 << 10
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.core.shared_segment import PrivateSegment, create
-from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot
+from penstock.loader.transport.ring import Ring, Slot
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs shared memory")
 

@@ -14,8 +14,7 @@ from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport import codec
 from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
-from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot
+from penstock.loader.transport.ring import Ring, Slot
 from penstock.loader.workers.messages import Result
 
 
@@ -148,7 +147,7 @@ def _lend(ring: Ring, slot: Slot, nbytes: int) -> np.ndarray:
 
 
 class BatchWindow:
-    """From `add` (a batch is sent to the workers) through `settle` (it is finished) to `pop_ready` (it is handed out).
+    """From `add` (a batch is sent to the workers) through `finish` (it is finished) to `pop_ready` (it is handed out).
 
     In order, a batch waits for those before it. Out of order, the batch that is finished first is handed out first.
     """
@@ -181,7 +180,7 @@ class BatchWindow:
         """Return how many tasks have no result."""
         return sum(batch.tasks_left for batch in self._batches.values())
 
-    def settle(self, batch: Batch) -> None:
+    def finish(self, batch: Batch) -> None:
         """Out of order: move a finished batch to where it will be handed out."""
         del self._batches[batch.number]
         self._ready.append(batch)  # an empty one, too: it may be the end of a shard with batches before it here

@@ -30,8 +30,7 @@ from penstock.loader.in_memory import CannotGatherError, Gather, gather_of
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.batch import BatchBytes
 from penstock.loader.transport.arena import Arena
-from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot
+from penstock.loader.transport.ring import Ring, Slot
 from penstock.loader.workers.busy_time import WORTH_MEASURING_NS, BusyTime
 from penstock.loader.workers.fetcher import BatchFetcher, add_origin
 from penstock.loader.workers.sample_seed import this_thread

@@ -1,6 +1,6 @@
 """Epochs on a pool of workers: sends tasks, puts results together to batches, and replaces workers that crash.
 
-A batch's way through this module: `_send` (a slot and a task) → results → `_settle` (finished, in its
+A batch's way through this module: `_send` (a slot and a task) → results → `_finish` (finished, in its
 place) → `_hand_out` (decoded into views that hold the slot). All of it happens in the thread that calls `next`.
 """
 
@@ -25,8 +25,7 @@ from penstock.loader.scheduling.batch import Batch, BatchWindow, Opener
 from penstock.loader.scheduling.crashes import CrashCounter
 from penstock.loader.scheduling.dispatch import Dispatch, IndicesAhead
 from penstock.loader.scheduling.scaling_pool import FirstBatch, ScalingPool
-from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot
+from penstock.loader.transport.ring import Ring, Slot
 from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import Pool, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard
@@ -310,7 +309,7 @@ class Scheduler:
         if self._shards:
             self._advance_shard(task, result)
         batch.finish(result, self._ring)
-        self._settle(batch)
+        self._finish(batch)
 
     def _advance_shard(self, task: Task, result: Result) -> None:
         shard = self._shards[task.shard]
@@ -326,7 +325,7 @@ class Scheduler:
             return None
         return len(task.indices) if self._worker_spec.auto_collation else 1
 
-    def _settle(self, batch: Batch) -> None:
+    def _finish(self, batch: Batch) -> None:
         """Mark a batch as finished."""
         dispatch = self._dispatch
         if batch.worker is not None:
@@ -334,7 +333,7 @@ class Scheduler:
         if batch.error is None and not batch.is_empty:
             dispatch.learn(batch.work_ns)
         if not self._in_order:
-            self._window.settle(batch)
+            self._window.finish(batch)
 
     def _retire_cancelled(self, task: Task) -> None:
         batch: Batch = task.destination
@@ -399,7 +398,7 @@ class Scheduler:
                 batch.is_empty = True
                 batch.drop(self._ring)
         if batch.tasks_left == 0:
-            self._settle(batch)
+            self._finish(batch)
 
     def _describe_timeout(self) -> str:
         clauses = [f"DataLoader timed out after {self._timeout_s:g} seconds"]

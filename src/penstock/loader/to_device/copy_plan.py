@@ -12,8 +12,7 @@ from penstock.core.plain_tree import TensorNode
 from penstock.device.base import TensorSpec
 from penstock.loader.scheduling.batch import Batch, Opener
 from penstock.loader.transport.envelope_plan import EnvelopePlan
-from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.slot import Slot
+from penstock.loader.transport.ring import Ring, Slot
 
 _SMALL_NBYTES = 64 << 10
 _LEAST_TOGETHER = 4

@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import dataloader as torch_module
@@ -21,7 +21,7 @@ from penstock.device import Device, Event, Registration, device_of
 from penstock.loader.to_device.prefetch import DEPTH
 from penstock.loader.transport.ring import MOST_PENDING
 
-PinMemory = bool | Literal["auto"] | Device
+PinMemory = bool | Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +55,9 @@ def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> 
         )
     if wanted is False:
         return Pinning()
-    if not isinstance(wanted, (bool, str)):
+    if not isinstance(wanted, bool):
         return _fenced(wanted)
-    accelerator = _accelerator(torchs_device, quiet=wanted == "auto")
+    accelerator = _accelerator(torchs_device)
     if accelerator is None:
         return Pinning(reason="no: there is no accelerator")
     finish = functools.partial(torch.utils.data._utils.pin_memory.pin_memory, device=accelerator.torch_device.type)
@@ -83,7 +83,7 @@ def _warn_as_torch(message: str) -> None:
     warnings.warn_explicit(message, UserWarning, torch_module.__file__, line, torch_module.__name__, registry)
 
 
-def _accelerator(torchs_device: str, *, quiet: bool) -> Device | None:
+def _accelerator(torchs_device: str) -> Device | None:
     """Return the accelerator that torch would pin for, or None where it would not pin; warns as torch does."""
     if torchs_device:
         _warn_as_torch(
@@ -91,11 +91,9 @@ def _accelerator(torchs_device: str, *, quiet: bool) -> Device | None:
             f"ignore pin_memory_device='{torchs_device}'."
         )
     if not torch.accelerator.is_available():
-        if not quiet:
-            _warn_as_torch(
-                "'pin_memory' argument is set as true but no accelerator is found, "
-                "then device pinned memory won't be used."
-            )
+        _warn_as_torch(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."
+        )
         return None
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type == "mps":

@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.core.shared_segment import Handle, SharedSegment, attach
 from penstock.loader.transport.arena import Arena
-from penstock.loader.transport.slot import Slot
+from penstock.loader.transport.ring import Slot
 
 TASK = struct.Struct("<QQBqqqIQBB")
 """Head of a task: seq, epoch, has slot, segment, offset, nbytes, shard, epoch's seed, whether the shard's state is

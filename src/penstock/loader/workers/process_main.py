@@ -47,7 +47,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_NBYTES = 32 << 20
 
 
-def main(options: ProcessOptions, ends: ProcessEnds, worker_spec: WorkerSpec) -> None:
+def main(options: ProcessOptions, ends: WorkerChannels, worker_spec: WorkerSpec) -> None:
     """Run a worker until its inbox closes."""
     with contextlib.suppress(channel.Closed):
         _watch_for_orphanhood(ends.inbox)
@@ -99,7 +99,7 @@ class _Tick:
 
 
 class _Worker:
-    def __init__(self, options: ProcessOptions, ends: ProcessEnds, worker_spec: WorkerSpec) -> None:
+    def __init__(self, options: ProcessOptions, ends: WorkerChannels, worker_spec: WorkerSpec) -> None:
         self._options = options
         self._ends = ends
         self._pid = os.getpid()
@@ -258,7 +258,7 @@ def _receive_descriptor(duplicate: Any) -> Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessEnds:
+class WorkerChannels:
     """A worker process's ends of its channels, and the control page."""
 
     inbox: socket.socket

@@ -29,7 +29,7 @@ from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.workers import messages, process_main
 from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
-from penstock.loader.workers.process_main import Descriptor, ProcessEnds, ProcessOptions
+from penstock.loader.workers.process_main import Descriptor, ProcessOptions, WorkerChannels
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.thread_gate import stopped_between_samples
 from penstock.loader.workers.worker_spec import WorkerSpec, unpicklable_error
@@ -199,7 +199,7 @@ class ProcessPool:
         ours, theirs = channel.pair()
         control = self._control.handle()
         assert control.fd is not None
-        ends = ProcessEnds(
+        ends = WorkerChannels(
             inbox=theirs,
             shared=self._queue,
             results=self._from_workers,
