@@ -23,8 +23,8 @@ from penstock.loader.scheduling.auto_workers import AutoWorkers
 from penstock.loader.scheduling.batch import Batch
 from penstock.loader.scheduling.scaling_pool import FirstBatch
 from penstock.loader.workers.messages import Result
-from penstock.loader.workers.process_main import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
+from penstock.loader.workers.stream_shard import StreamShard
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -138,10 +138,10 @@ def test_where_the_system_starts_fewer_the_batches_are_torchs_for_those(monkeypa
     planned(monkeypatch, 5)
     spawn = ProcessPool._spawn
 
-    def refuse(pool: ProcessPool, worker: int, options: ProcessOptions) -> BaseProcess:
+    def refuse(pool: ProcessPool, worker: int, shards: dict[int, StreamShard]) -> BaseProcess:
         if worker >= 3:
             raise WorkerStartError("no more processes")
-        return spawn(pool, worker, options)
+        return spawn(pool, worker, shards)
 
     monkeypatch.setattr(ProcessPool, "_spawn", refuse)
     own, loader = batches_of(DataLoader, Telling("later"), "auto")

@@ -25,8 +25,8 @@ from penstock import DataLoader, WorkerStartError
 from penstock.loader.dataloader import enable_autoscaling, runtime_of
 from penstock.loader.scheduling.auto_workers import AutoWorkers, BatchTiming
 from penstock.loader.workers.pool import Pool
-from penstock.loader.workers.process_main import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
+from penstock.loader.workers.stream_shard import StreamShard
 from penstock.tune import search
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -297,10 +297,10 @@ class Wanting(Scripted):
 def test_a_system_that_starts_no_more_workers_is_no_error(monkeypatch) -> None:
     spawn = ProcessPool._spawn
 
-    def refuse(pool: ProcessPool, worker: int, options: ProcessOptions) -> BaseProcess:
+    def refuse(pool: ProcessPool, worker: int, shards: dict[int, StreamShard]) -> BaseProcess:
         if worker >= 3:
             raise WorkerStartError("no more processes")
-        return spawn(pool, worker, options)
+        return spawn(pool, worker, shards)
 
     monkeypatch.setattr(ProcessPool, "_spawn", refuse)
     loader = scripted(Numbered(300, delay_s=0.003), [2], batch_size=4)

@@ -123,11 +123,9 @@ class ProcessPool:
         """
         if self._start_method() == "forkserver":
             self._preload()
-        with self._beside_threads():
+        with self._beside_threads(), self._uninterrupted():
             for worker in range(self.size):
-                options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
-                with self._uninterrupted():
-                    self.processes.append(self._spawn(worker, options))
+                self.processes.append(self._spawn(worker, shards_of_worker(shards, worker, self.size)))
 
     def _preload(self) -> None:
         """Have the fork server import torch once, not every worker; without effect on one that runs already."""
@@ -141,9 +139,8 @@ class ProcessPool:
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Start a successor for a dead worker, with its share of the shards as they are now."""
         self._control.forget(worker)
-        options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
         with self._beside_threads(), self._uninterrupted():
-            self.processes[worker] = self._spawn(worker, options)
+            self.processes[worker] = self._spawn(worker, shards_of_worker(shards, worker, self.size))
 
     def resize(self, workers: int) -> bool:
         """Start workers or retire the last ones, until there are `workers`.
@@ -163,7 +160,7 @@ class ProcessPool:
                 return False
             self._control.forget(self.size)
             with self._beside_threads(), self._uninterrupted():
-                self.processes.append(self._spawn(self.size, self._options))
+                self.processes.append(self._spawn(self.size, {}))
                 self.size += 1
         return True
 
@@ -195,7 +192,7 @@ class ProcessPool:
         """Hold Ctrl-C back while a worker is forked; other start methods lose none, and may wait for a process."""
         return hold_interrupts() if self._start_method() == "fork" else contextlib.nullcontext()
 
-    def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
+    def _spawn(self, worker: int, shards: dict[int, StreamShard]) -> BaseProcess:
         ours, theirs = channel.pair()
         control = self._control.handle()
         assert control.fd is not None
@@ -207,10 +204,9 @@ class ProcessPool:
             control=Descriptor(control.fd),
             lock=Descriptor(self._control.lock_fd),
         )
+        options = replace(self._options, worker=worker, shards=shards)
         process_class: type[BaseProcess] = self._context.Process  # type: ignore[attr-defined]
-        process = process_class(
-            target=process_main.main, args=(replace(options, worker=worker), ends, self._worker_spec), daemon=True
-        )
+        process = process_class(target=process_main.main, args=(options, ends, self._worker_spec), daemon=True)
         if self._is_default:
             process.name = f"Process-{process.name.rpartition('-')[2]}"
         try:
