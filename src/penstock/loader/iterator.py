@@ -396,7 +396,7 @@ class _InlineIterator(LoaderIterator, _SingleProcessDataLoaderIter):
         cursor.take()
         if not self._yielded:
             counters.first_batch_ns = self._returned_ns - self._began_ns
-        self._yielded += 1
+        self._epoch.handed_out = self._yielded = self._yielded + 1
         return batch
 
 

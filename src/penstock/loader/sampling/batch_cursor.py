@@ -139,7 +139,7 @@ class BatchCursor(Iterator[Any]):
         self._has_ended = False
         """Whether the sampler has been asked for more than it has: its own state may be the next epoch's since."""
         self._used = 0
-        before = digest.state() if digest is not None else None
+        before = digest.state() if digest is not None and start is not None else None
         self._expected = before[-1] if before else None
         """The digest of what this rank had taken of the order before this pass, indices left over included."""
         self._in_digest = len(self._start.leftover) if before and before[1] else 0

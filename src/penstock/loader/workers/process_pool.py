@@ -21,10 +21,11 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from penstock.core.errors import WorkerStartError
+from penstock.core.errors import UnpicklableError, WorkerStartError
+from penstock.core.object_attributes import attributes_of
 from penstock.core.shared_segment import SharedSegment
 from penstock.core.signals.interrupts import hold_interrupts
-from penstock.loader.transport import channel
+from penstock.loader.transport import channel, codec
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.workers import messages, process_main
 from penstock.loader.workers.messages import Result, Task
@@ -32,7 +33,7 @@ from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.process_main import Descriptor, ProcessOptions, WorkerChannels
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.thread_gate import stopped_between_samples
-from penstock.loader.workers.worker_spec import WorkerSpec, unpicklable_error
+from penstock.loader.workers.worker_spec import WorkerSpec
 
 _PRELOAD = "penstock.loader.workers.preload"
 
@@ -219,7 +220,7 @@ class ProcessPool:
                     "raise the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
                 ) from error
             if isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):  # as torch tells these
-                raise unpicklable_error(self._worker_spec, self._start_method(), error) from error
+                raise _unpicklable_error(self._worker_spec, self._start_method(), error) from error
             raise
         finally:
             theirs.close()
@@ -455,3 +456,34 @@ def _exit_cause(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         return f"is killed by signal: {signal.strsignal(-exitcode) or -exitcode}."
     return f"exited unexpectedly with code {exitcode}."
+
+
+def _unpicklable_error(worker_spec: WorkerSpec, start_method: str, error: Exception) -> UnpicklableError:
+    """Return the error that names what of the spec could not be pickled."""
+    return UnpicklableError(
+        f"{_unpicklable_part(worker_spec)} cannot be pickled, which start method {start_method!r} needs: "
+        f"{error}; define it at the top of a module (no lambda, no local class, no open file), or pass "
+        "multiprocessing_context='fork'"
+    )
+
+
+def _unpicklable_part(worker_spec: WorkerSpec) -> str:
+    """Return a description of the smallest named part that cannot be pickled."""
+    parts = {"worker_init_fn": "init_fn", "collate_fn": "collate_fn", "errors": "errors", "dataset": "dataset"}
+    for name, field in parts.items():
+        part = getattr(worker_spec, field, None)
+        if _pickles(part):
+            continue
+        for attribute, value in attributes_of(part).items():
+            if not _pickles(value):
+                return f"{name}.{attribute} ({type(value).__qualname__})"
+        return f"the {name} ({type(part).__qualname__})"
+    return "the dataset"
+
+
+def _pickles(obj: Any) -> bool:
+    try:
+        codec.flatten(obj)
+    except Exception:
+        return False
+    return True

@@ -7,11 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.core.errors import UnpicklableError
-from penstock.core.object_attributes import attributes_of
 from penstock.data.source import Source
 from penstock.data.storage.object_batch import BatchChain, ObjectBatch
-from penstock.loader.transport import codec
 
 
 class Skip:
@@ -76,37 +73,6 @@ class WorkerSpec:
             return batch
 
         return prefetch
-
-
-def unpicklable_error(worker_spec: WorkerSpec, start_method: str, error: Exception) -> UnpicklableError:
-    """Return the error that names what of the spec could not be pickled."""
-    return UnpicklableError(
-        f"{_unpicklable_part(worker_spec)} cannot be pickled, which start method {start_method!r} needs: "
-        f"{error}; define it at the top of a module (no lambda, no local class, no open file), or pass "
-        "multiprocessing_context='fork'"
-    )
-
-
-def _unpicklable_part(worker_spec: WorkerSpec) -> str:
-    """Return a description of the smallest named part that cannot be pickled."""
-    parts = {"worker_init_fn": "init_fn", "collate_fn": "collate_fn", "errors": "errors", "dataset": "dataset"}
-    for name, field in parts.items():
-        part = getattr(worker_spec, field, None)
-        if _pickles(part):
-            continue
-        for attribute, value in attributes_of(part).items():
-            if not _pickles(value):
-                return f"{name}.{attribute} ({type(value).__qualname__})"
-        return f"the {name} ({type(part).__qualname__})"
-    return "the dataset"
-
-
-def _pickles(obj: Any) -> bool:
-    try:
-        codec.flatten(obj)
-    except Exception:
-        return False
-    return True
 
 
 def is_stateful(candidate: Any) -> bool:
