@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -161,12 +160,12 @@ class RayPool:
         """Return what the actors do just now; see `Pool.snapshot`."""
         members = list(self._placement.members)
         present = [actor for actor in members if actor is not None and actor.is_open]
-        finished = Counter(
-            remote.task.destination
+        finished = {
+            remote.task
             for actor in present
             for remote in list(actor.tasks)
             if remote.result is not None and not remote.task.cancelled
-        )
+        }
         working = sum(any(remote.result is None for remote in list(actor.tasks)) for actor in present)
         return PoolSnapshot(finished, working=working, starting=len(members) - len(present))
 

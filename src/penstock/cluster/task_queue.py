@@ -7,7 +7,6 @@ the order of its tasks, so that what a dead one has delivered is the beginning o
 
 from __future__ import annotations
 
-import copy
 import pickle
 import time
 from collections import deque
@@ -94,8 +93,8 @@ class TaskQueue:
             self._send_to(actor, self._shared.popleft())
 
     def _send_to(self, actor: RemoteActor, task: Task) -> None:
-        order = copy.copy(task)
-        order.slot = order.destination = None  # which are this process's
+        order = Task(task.seq, task.number, task.indices, epoch_seed=task.epoch_seed)  # without what is this process's
+        order.shard, order.wants_state = task.shard, task.wants_state
         result_ref, data_ref = actor.handle.make.options(num_returns=2).remote(order)
         actor.tasks.append(RemoteTask(task, result_ref, data_ref))
 

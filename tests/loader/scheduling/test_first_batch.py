@@ -56,7 +56,6 @@ def chosen(pool: FakePool, batch: Batch | None, *, has_crashed: bool = False) ->
 def test_a_batch_that_is_not_finished_is_judged_by_what_its_worker_has_done_so_far(monkeypatch) -> None:
     monkeypatch.setattr(scaling_pool, "available_nbytes", lambda: 1 << 40)
     batch = Batch(0, list(range(8)), None)
-    batch.tasks_left = 1
     for on_core_ns, wanted in ((5 * MS, 32), (500 * MS, 2)):
         monkeypatch.setattr(scaling_pool, "process_times", lambda pid, on_core_ns=on_core_ns: (on_core_ns, 0))
         assert chosen(FakePool(row=2), batch) == wanted
@@ -72,6 +71,7 @@ def test_batches_that_take_much_memory_limit_the_workers(monkeypatch) -> None:
     monkeypatch.setattr(scaling_pool, "available_nbytes", lambda: 8 << 30)
     monkeypatch.setattr(scaling_pool, "private_nbytes", lambda pid: 10 << 20)
     waited = Batch(0, [0], None)
+    waited.is_made = True
     waited.result = Result()
     waited.result.fetch_ns, waited.result.busy_ns = 100 * MS, MS
     assert chosen(FakePool(), waited) == 32

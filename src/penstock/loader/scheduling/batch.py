@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport import codec
 from penstock.loader.transport.envelope_plan import EnvelopePlan, EnvelopePlans
 from penstock.loader.transport.ring import Ring, Slot
-from penstock.loader.workers.messages import Result
+from penstock.loader.workers.messages import Result, Task
 
 
-class Batch:
-    """A batch that is under way or finished.
+class Batch(Task):
+    """A batch that is under way or finished: the task for a worker, and what becomes of it.
 
     What all of them begin with belongs to the class: thousands are made a second, and most get few attributes.
 
@@ -27,29 +27,40 @@ class Batch:
         number: within its epoch.
         indices: of its samples.
         slot: where it is to lie.
-        worker: that must make it, or whose shard it is from; None on demand.
+        taker: the worker that must make it, or whose shard it is from; None on demand.
+        epoch_seed: as of `Task`, and so is `packed`.
     """
 
-    tasks_left: int = 0
-    """Tasks that have no result yet: one, or none."""
+    seq: int = -1
+    """Until it is submitted."""
+    is_made: bool = False
+    """Whether its result is there."""
     result: Result = Result()
-    """Of its task, when that is there."""
     error: Any = None
     is_empty: bool = False
     """There is nothing to hand out: the stream has ended, or all samples were skipped."""
-    cancelled: bool = False
 
-    def __init__(self, number: int, indices: Any, slot: Slot | None, worker: int | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        indices: Any,
+        slot: Slot | None,
+        taker: int | None = None,
+        epoch_seed: int = 0,
+        packed: bytes = b"",
+    ) -> None:
         self.number = number
         self.indices = indices
         self.slot = slot
-        self.worker = worker
+        self.taker = self.worker = taker
+        self.epoch_seed = epoch_seed
+        self.packed = packed
 
     @property
     def consumed(self) -> Consumed:
         """What handing it out consumes."""
         result = self.result
-        return Consumed(self.number, self.worker or 0, result.state, result.ended)
+        return Consumed(self.number, self.taker or 0, result.state, result.ended)
 
     @property
     def work_ns(self) -> int:
@@ -58,7 +69,7 @@ class Batch:
 
     def finish(self, result: Result, ring: Ring) -> None:
         """Take the result of its task: commit the slot, or free it if it holds nothing. `ring` is that of the slot."""
-        self.result = result
+        self.result, self.is_made = result, True
         self.error, slot, envelope = result.error, self.slot, result.envelope
         if envelope is not None:
             if result.oversize is not None:
@@ -176,9 +187,9 @@ class BatchWindow:
         """Return a batch that has not been handed out, by its number."""
         return self._batches.get(number)
 
-    def tasks_left(self) -> int:
-        """Return how many tasks have no result."""
-        return sum(batch.tasks_left for batch in self._batches.values())
+    def unmade(self) -> int:
+        """Return how many batches have no result."""
+        return sum(not batch.is_made for batch in self._batches.values())
 
     def finish(self, batch: Batch) -> None:
         """Out of order: move a finished batch to where it will be handed out."""
@@ -190,7 +201,7 @@ class BatchWindow:
         while True:
             if self._in_order:
                 batch = self._batches.get(self.next_out)
-                if batch is None or batch.tasks_left:
+                if batch is None or not batch.is_made:
                     return None
                 del self._batches[self.next_out]
                 self.next_out += 1
@@ -212,20 +223,20 @@ class BatchWindow:
         """Cancel all batches; slots of those that workers still fill are freed with their last task."""
         for batch in self._batches.values():
             batch.cancelled = True
-            if batch.tasks_left == 0:
+            if batch.is_made:
                 batch.drop(ring)
         self._batches.clear()
         for batch in self._ready:
             batch.drop(ring)
         self._ready.clear()
 
-    def count_ready(self, finished: Counter[Any]) -> int:
-        """Return how many batches are finished, given how many of their tasks wait to be collected.
+    def count_ready(self, finished: Collection[Task]) -> int:
+        """Return how many batches are finished, given those that wait to be collected.
 
         May be called by any thread, and raises a RuntimeError if the window changed meanwhile.
         """
         batches = list(self._batches.values())
-        finished_batches = [batch for batch in batches if batch.tasks_left <= finished[batch]]
+        finished_batches = [batch for batch in batches if batch.is_made or batch in finished]
         return sum(not batch.is_empty for batch in [*finished_batches, *self._ready])
 
 

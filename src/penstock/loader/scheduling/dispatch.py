@@ -116,7 +116,7 @@ class Dispatch:
     def idle(self, window: BatchWindow) -> int:
         """Return how many workers have nothing to do while these batches are under way."""
         is_own = self.mode == "round_robin"
-        return self.load.count(0) if is_own else max(0, self.workers - window.tasks_left())
+        return self.load.count(0) if is_own else max(0, self.workers - window.unmade())
 
     def starved(self, lost_ns: int) -> None:
         """Record that the step waited while workers were idle for `lost_ns` (summed over workers).

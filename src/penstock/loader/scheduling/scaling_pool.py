@@ -178,7 +178,7 @@ class FirstBatch:
 
     def _cost(self, batch: Batch, passed_ns: int) -> tuple[int, int] | None:
         """Return how long the batch takes, and how much of that is computing; None if nobody knows."""
-        if batch.tasks_left == 0:
+        if batch.is_made:
             return batch.work_ns, batch.result.busy_ns
         pid = self._pool.processes[0].pid
         times = process_times(pid or 0)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from penstock.core.errors import TransportError, WorkerError, WorkerStartError, WorkerTimeoutError
 from penstock.core.events import Recorder
@@ -128,7 +127,7 @@ class Scheduler:
         """Start as many workers as the first one's first batch shows to be needed, and give each of them a batch."""
         self._send_more(most=1)
         batch, began = self._window.get(0), time.perf_counter_ns()
-        events = self.pool.collect(LOOK_NS / 1e9) if batch is not None and batch.tasks_left else []
+        events = self.pool.collect(LOOK_NS / 1e9) if batch is not None and not batch.is_made else []
         passed_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += passed_ns
         self._handle(events)
@@ -154,14 +153,14 @@ class Scheduler:
         untaken = self.pool.cancel(self._shards, finish=finish)
         self._window.cancel(self._ring)
         for task in untaken:
-            self._retire_cancelled(task)
+            cast(Batch, task).drop(self._ring)
 
     @property
     def consumed_since(self) -> list[Consumed]:
         """What was used up since the last batch that was handed out: batches without samples."""
         return self._window.consumed_since
 
-    def count_ready(self, finished: Counter[Any]) -> int:
+    def count_ready(self, finished: Collection[Task]) -> int:
         """Return how many batches are finished and not handed out; see `BatchWindow.count_ready`."""
         return self._window.count_ready(finished)
 
@@ -236,33 +235,31 @@ class Scheduler:
 
     def _send(self, slot: Slot | None, limit: int) -> bool:
         """Send the batch that was drawn first; return whether a worker may have it now."""
-        worker, dispatch, window = None, self._dispatch, self._window
+        taker, dispatch, window = None, self._dispatch, self._window
         if dispatch.mode != "demand":
-            worker = dispatch.next_taker(in_order=self._in_order, most=limit)
-            if worker is None:
+            taker = dispatch.next_taker(in_order=self._in_order, most=limit)
+            if taker is None:
                 self._exhausted = not any(dispatch.active)
                 if slot is not None:
                     self._ring.release(slot)
                 return False
-            dispatch.load[worker] += 1
+            dispatch.load[taker] += 1
         indices, packed = self._drawn.waiting.popleft()
-        batch = Batch(window.next_number, indices, slot, worker)
+        batch = Batch(window.next_number, indices, slot, taker, self._epoch_seed, packed)
+        if self._shards and taker is not None:
+            self._assign_shard(batch, taker)
         window.add(batch)
-        self._submit(batch, indices, worker, packed)
+        self._submit(batch)
         return True
 
-    def _submit(self, batch: Batch, indices: Any, worker: int | None, packed: bytes = b"") -> None:
-        batch.tasks_left += 1
-        self._seq = seq = self._seq + 1
-        task = Task(seq, batch.number, indices, batch.slot, worker, batch, self._epoch_seed, packed)
-        if self._shards and worker is not None:
-            self._assign_shard(task, worker)
-        self.pool.submit(task)
+    def _submit(self, batch: Batch) -> None:
+        self._seq = batch.seq = self._seq + 1
+        self.pool.submit(batch)
 
-    def _assign_shard(self, task: Task, shard: int) -> None:
-        task.shard, task.worker = shard, shard % self.pool.size
+    def _assign_shard(self, batch: Batch, shard: int) -> None:
+        batch.shard, batch.worker = shard, shard % self.pool.size
         self._shard_batches[shard] += 1
-        task.wants_state = self._snapshot_every > 0 and self._shard_batches[shard] % self._snapshot_every == 0
+        batch.wants_state = self._snapshot_every > 0 and self._shard_batches[shard] % self._snapshot_every == 0
 
     # ── results ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,14 +284,12 @@ class Scheduler:
                 self._on_result(event)
 
     def _on_result(self, result: Result) -> None:
-        task = result.task
-        assert task is not None
-        batch: Batch = task.destination
+        batch = cast(Batch, result.task)
         self._crashes.reset_startup_count()
-        if task.cancelled or batch.cancelled:
+        if batch.cancelled:
             if result.oversize is not None:
                 result.oversize.close()
-            self._retire_cancelled(task)
+            batch.drop(self._ring)
             return
         counters, fetch_ns, collate_ns = self._counters, result.fetch_ns, result.collate_ns
         counters.fetch_ns += fetch_ns
@@ -302,12 +297,11 @@ class Scheduler:
         if result.busy_ns < fetch_ns + collate_ns:
             counters.asleep_ns += fetch_ns + collate_ns - result.busy_ns
         if counters.recorder is not None:
-            _record(counters.recorder, result, task, counters.epochs)
+            _record(counters.recorder, result, batch, counters.epochs)
         if result.skipped:
             counters.skip(result.skipped)
-        batch.tasks_left -= 1
         if self._shards:
-            self._advance_shard(task, result)
+            self._advance_shard(batch, result)
         batch.finish(result, self._ring)
         self._finish(batch)
 
@@ -328,18 +322,12 @@ class Scheduler:
     def _finish(self, batch: Batch) -> None:
         """Mark a batch as finished."""
         dispatch = self._dispatch
-        if batch.worker is not None:
-            dispatch.load[batch.worker] -= 1
+        if batch.taker is not None:
+            dispatch.load[batch.taker] -= 1
         if batch.error is None and not batch.is_empty:
             dispatch.learn(batch.work_ns)
         if not self._in_order:
             self._window.finish(batch)
-
-    def _retire_cancelled(self, task: Task) -> None:
-        batch: Batch = task.destination
-        batch.tasks_left -= 1
-        if batch.tasks_left == 0:
-            batch.drop(self._ring)
 
     # ── crashes ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -350,7 +338,7 @@ class Scheduler:
             if at_fault is None and not crash.is_machine_failure:
                 self._crashes.count_startup_crash(crash)
             elif at_fault is not None and self._worker_spec.iterable:
-                self._crashes.count_stream_crash(crash, at_fault.shard, at_fault.batch)
+                self._crashes.count_stream_crash(crash, at_fault.shard, at_fault.number)
         except WorkerError:
             self.close()
             raise
@@ -359,12 +347,13 @@ class Scheduler:
             self.pool.replace(crash.worker, self._shards)
         self.scaling_pool.on_worker_crash()
         for task in sorted(crash.lost, key=lambda task: task.seq):
-            if task.cancelled:
-                self._retire_cancelled(task)
-            elif task is at_fault and self._crashes.should_quarantine(task, crash):
-                self._quarantine(task, crash)
+            batch = cast(Batch, task)
+            if batch.cancelled:
+                batch.drop(self._ring)
+            elif batch is at_fault and self._crashes.should_quarantine(batch, crash):
+                self._quarantine(batch, crash)
             else:
-                self._retry(task)
+                self._retry(batch)
         if self._dispatch.mode == "round_robin" and not crash.is_retired:
             warnings.warn(
                 f"A DataLoader worker {crash.cause} Its work is done again by a successor that begins as the worker "
@@ -374,31 +363,29 @@ class Scheduler:
                 stacklevel=2,
             )
 
-    def _retry(self, task: Task) -> None:
+    def _retry(self, batch: Batch) -> None:
         self._counters.retried += 1
-        task.destination.tasks_left -= 1
-        is_gone = task.worker is not None and task.worker >= self.pool.size
-        worker = task.shard if self._shards else task.worker
-        self._submit(task.destination, task.indices, None if is_gone else worker)
+        if batch.worker is not None and batch.worker >= self.pool.size:
+            batch.worker = None
+        self._submit(batch)
 
-    def _quarantine(self, task: Task, crash: WorkerCrash) -> None:
-        batch: Batch = task.destination
-        index = self._crashes.sample_at_fault(task, crash.row)
+    def _quarantine(self, batch: Batch, crash: WorkerCrash) -> None:
+        index = self._crashes.sample_at_fault(batch, crash.row)
         self._counters.quarantined.append(index)
-        batch.tasks_left -= 1
         if self._worker_spec.errors == "raise":
             batch.error = self._crashes.quarantine_error(index, crash)
         else:
             self._counters.skip([(index, crash.cause)])
-            rows = () if index is task.indices else enumerate(task.indices)
+            rows = () if index is batch.indices else enumerate(batch.indices)
             kept = [other for row, other in rows if row != crash.row and other is not index]
             if kept:
-                self._submit(batch, kept, task.worker)
-            else:
-                batch.is_empty = True
-                batch.drop(self._ring)
-        if batch.tasks_left == 0:
-            self._finish(batch)
+                batch.indices, batch.packed = kept, b""
+                self._submit(batch)
+                return
+            batch.is_empty = True
+            batch.drop(self._ring)
+        batch.is_made = True
+        self._finish(batch)
 
     def _describe_timeout(self) -> str:
         clauses = [f"DataLoader timed out after {self._timeout_s:g} seconds"]
@@ -414,7 +401,7 @@ class Scheduler:
 def _record(recorder: Recorder, result: Result, task: Task, epoch: int) -> None:
     began, fetch, collate = result.began_ns, result.fetch_ns, result.collate_ns
     ended = began + fetch + collate
-    recorder.add(("make", began, ended, epoch, task.batch, result.pid, result.worker, fetch, collate, result.samples))
+    recorder.add(("make", began, ended, epoch, task.number, result.pid, result.worker, fetch, collate, result.samples))
 
 
 @uninterrupted_finalizer

@@ -136,11 +136,10 @@ class Task:
 
     Args:
         seq: unique within its pool, and larger than that of every task submitted before.
-        batch: the number of its batch within the epoch.
+        number: of the batch within its epoch.
         indices: of its samples.
         slot: where the batch is to lie, if it is large enough.
         worker: the worker that must make it; None when any free one may.
-        destination: the scheduler's own: the batch that the result belongs to. Never leaves the training process.
         epoch_seed: what the randomness of its samples depends on; see `sample_seed`.
         packed: the indices as integers of 4 or 8 bytes, if that is all that they are.
     """
@@ -155,20 +154,18 @@ class Task:
     def __init__(
         self,
         seq: int,
-        batch: int,
+        number: int,
         indices: Any,
         slot: Slot | None = None,
         worker: int | None = None,
-        destination: Any = None,
         epoch_seed: int = 0,
         packed: bytes = b"",
     ) -> None:
         self.seq = seq
-        self.batch = batch
+        self.number = number
         self.indices = indices
         self.slot = slot
         self.worker = worker
-        self.destination = destination
         self.epoch_seed = epoch_seed
         self.packed = packed
 

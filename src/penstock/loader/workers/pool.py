@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.core.shared_segment import SharedSegment
@@ -39,8 +38,8 @@ class WorkerCrash:
 class PoolSnapshot:
     """What a pool's workers do at one moment."""
 
-    finished: Counter[Any] = field(default_factory=Counter)
-    """How many finished tasks wait to be collected, by their `destination`."""
+    finished: Collection[Task] = ()
+    """Tasks that are finished and wait to be collected."""
     working: int = 0
     """Workers that make something."""
     starting: int = 0

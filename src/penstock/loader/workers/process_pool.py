@@ -14,7 +14,7 @@ import pickle
 import select
 import signal
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.context import BaseContext
@@ -407,13 +407,13 @@ class ProcessPool:
         # than the newest claim and not being made is finished.
         reached = [-1 if claim is None else claim for claim in claims]
         newest = max(reached, default=-1)
-        finished = Counter(
-            task.destination
+        finished = {
+            task
             for task in tasks
             if not task.cancelled
             and task.seq not in busy
             and task.seq <= (newest if task.worker is None else reached[task.worker])
-        )
+        }
         return PoolSnapshot(finished, working=len(busy), starting=claims.count(None))
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -179,8 +178,7 @@ class ThreadPool:
         tasks = [task for task in list(self._outstanding.values()) if not task.cancelled]
         tasks.sort(key=lambda task: task.seq)
         # Which tasks are finished is not recorded; the oldest nearly always are.
-        finished = Counter(task.destination for task in tasks[:done])
-        return PoolSnapshot(finished, working=max(0, min(self.size, len(tasks) - waiting - done)))
+        return PoolSnapshot({*tasks[:done]}, working=max(0, min(self.size, len(tasks) - waiting - done)))
 
     def close(self) -> None:
         """Stop the threads after the samples they are making."""
