@@ -115,30 +115,22 @@ class Opener:
         self.plans = EnvelopePlans()
         self._batch_bytes = BatchBytes()
 
-    def count(self, batch: Batch) -> None:
-        """Count a batch that is handed out."""
-        counters = self.counters
-        counters.batches += 1
-        counters.samples += batch.result.samples
-        counters.nbytes += batch.result.nbytes
-
-    def plan_of(self, batch: Batch) -> EnvelopePlan | None:
-        """Return the plan of a batch, once: each look counts as another batch of its kind."""
-        return None if batch.result.envelope is None else self.plans.of(batch.result.envelope)
-
     def open(self, batch: Batch) -> Any:
-        """Return what the user gets."""
-        return self.opened(batch, self.plan_of(batch))
-
-    def opened(self, batch: Batch, plan: EnvelopePlan | None) -> Any:
-        """Return a batch on the host, by its plan if it has one."""
-        self.count(batch)
-        result, slot = batch.result, batch.slot
+        """Return what the user gets, and count it."""
+        result, counters = batch.result, self.counters
+        counters.batches += 1
+        counters.samples += result.samples
+        counters.nbytes += result.nbytes
         envelope = result.envelope
-        if envelope is None:
-            if not result.nbytes:
-                self.counters.nbytes += self._batch_bytes.of(result.batch)
-            return result.batch
+        if envelope is not None:
+            return self.opened(batch, envelope, self.plans.of(envelope))
+        if not result.nbytes:
+            counters.nbytes += self._batch_bytes.of(result.batch)
+        return result.batch
+
+    def opened(self, batch: Batch, envelope: bytes, plan: EnvelopePlan | None) -> Any:
+        """Return a batch on the host, by its plan if it has one."""
+        result, slot = batch.result, batch.slot
         if slot is None:
             self.counters.nbytes += codec.nbytes_of(envelope) - result.nbytes
             self.counters.inline_batches += 1

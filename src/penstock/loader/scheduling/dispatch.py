@@ -58,7 +58,7 @@ class Dispatch:
         self.mode: Mode = mode
         self.reason = reason
         self.prefetch_factor = prefetch_factor
-        self._may_run_ahead = may_run_ahead and mode == "round_robin"
+        self.may_run_ahead = may_run_ahead and mode == "round_robin"
         self._batch_ns: float = previous._batch_ns if previous is not None else 0.0
         self._lost_ns = 0.0
         self._window: int = previous._window if previous is not None else 0
@@ -103,15 +103,15 @@ class Dispatch:
         self._next_taker = sent % workers
 
     def learn(self, batch_ns: int) -> None:
-        """Record the time that one whole batch took, summed over its workers."""
+        """Record the time that one whole batch took."""
         self._lost_ns *= _DECAY
         self._batch_ns = batch_ns if not self._batch_ns else 0.8 * self._batch_ns + 0.2 * batch_ns
 
     def _fit(self) -> None:
         torchs = self.drawn_ahead
-        if self._may_run_ahead:
+        if self.may_run_ahead:
             self._window = max(torchs, min(self._window, _MOST_AHEAD * torchs))
-        self.max_in_flight = self._window if self._may_run_ahead else torchs
+        self.max_in_flight = self._window if self.may_run_ahead else torchs
 
     def idle(self, window: BatchWindow) -> int:
         """Return how many workers have nothing to do while these batches are under way."""

@@ -324,7 +324,7 @@ class Scheduler:
         dispatch = self._dispatch
         if batch.taker is not None:
             dispatch.load[batch.taker] -= 1
-        if batch.error is None and not batch.is_empty:
+        if dispatch.may_run_ahead and batch.error is None and not batch.is_empty:
             dispatch.learn(batch.work_ns)
         if not self._in_order:
             self._window.finish(batch)

@@ -129,15 +129,14 @@ class InSlot(NamedTuple):
 class SlotOpener(Opener):
     """Leaves batches in their slots, for a prefetcher to copy from; what cannot be copied so is opened."""
 
-    def open(self, batch: Batch) -> Any:
+    def opened(self, batch: Batch, envelope: bytes, plan: EnvelopePlan | None) -> Any:
         """Return an `InSlot`, or the host batch."""
-        slot, plan = batch.slot, self.plan_of(batch)
+        slot = batch.slot
         if slot is not None and plan is not None:
             (copies,) = plan.on_device or self._look_at(plan)
             if copies is not None and copies.end <= slot.locked_nbytes:
-                self.count(batch)
                 return InSlot(copies, slot, self.ring)
-        return self.opened(batch, plan)
+        return super().opened(batch, envelope, plan)
 
     @staticmethod
     def _look_at(plan: EnvelopePlan) -> tuple[CopyPlan | None]:

@@ -196,7 +196,8 @@ class Ring:
         `wanted` is how many slots the caller expects to have in use; without `grow`, None once so many are, beside
         those whose batches the user holds.
         """
-        self._take_returned()
+        if self._returned or self._copying or self._unfenced:
+            self._take_returned()
         if not grow and self._count_in_use() >= wanted:
             return None
         if not (self._can_fill_free() or self._grow(wanted) or (grow and self._await_copies())):
@@ -373,17 +374,14 @@ class Ring:
             del self._leases[slot]
             if slot.segment not in self._segments:  # the ring was closed while the user held the batch
                 continue
-            self._take_back(slot)
+            if self._fence is not None and slot.page_lock is not None:
+                slot.move(SlotState.COPYING, SlotState.HELD)
+                self._unfenced.append(slot)
+            else:
+                slot.move(SlotState.FREE, SlotState.HELD)
+                self._reuse(slot)
         if self._copying or self._unfenced:
             self._end_copies()
-
-    def _take_back(self, slot: Slot) -> None:
-        if self._fence is not None and slot.page_lock is not None:
-            slot.move(SlotState.COPYING, SlotState.HELD)
-            self._unfenced.append(slot)
-        else:
-            slot.move(SlotState.FREE, SlotState.HELD)
-            self._reuse(slot)
 
     def _end_copies(self) -> None:
         """Put one fence behind all copies that have none; free the slots whose copies are over."""
