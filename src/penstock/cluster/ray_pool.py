@@ -20,7 +20,6 @@ from penstock.cluster.remote_actor import RemoteActor
 from penstock.cluster.task_queue import TaskQueue
 from penstock.core.errors import UnpicklableError
 from penstock.core.shared_segment import SharedSegment
-from penstock.data.stream import Stream
 from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
@@ -62,7 +61,6 @@ class RayPool:
         self.processes: list[Any] = []
         self._cluster = cluster
         self._ray = cluster.ray
-        self._dataset = worker_spec.dataset
         self._options = WorkerOptions(worker=0, workers=reported_workers, base_seed=base_seed)
         self._shards: Sequence[StreamShard] = ()
         """Of an iterable dataset, as a worker that arrives now has to begin them."""
@@ -111,9 +109,8 @@ class RayPool:
         except self._ray.exceptions.RayError as error:
             return self._reap(actor, error)
         self._placement.seat(actor)
-        epoch = self._dataset.epoch if isinstance(self._dataset, Stream) else None
         shards = shards_of_worker(self._shards, number, self.size)
-        actor.opening = actor.handle.open.remote(replace(self._options, worker=number, shards=shards, epoch=epoch))
+        actor.opening = actor.handle.open.remote(replace(self._options, worker=number, shards=shards))
         return []
 
     # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,11 +7,13 @@ adds them.
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -67,6 +69,8 @@ _TORCH_ATTRIBUTES = {
 }
 """Attributes of torch's loader that its iterator reads, and the fields of LoaderConfig that follow them when a pass
 begins: torch lets a program set most of these between two passes, and some programs find a way past its refusal."""
+
+_GET_ATTRIBUTES, _GET_FIELDS = attrgetter(*_TORCH_ATTRIBUTES), attrgetter(*_TORCH_ATTRIBUTES.values())
 
 _ORDERING = {"dataset", "sampler", "batch_sampler", "drop_last"}
 
@@ -351,10 +355,10 @@ def follow_attributes(loader: DataLoader[Any]) -> LoaderConfig:
     """Return the loader's config, with the attributes that the program has set since the last pass."""
     runtime = runtime_of(loader)
     config, changed = runtime.config, {}
-    for name, field in _TORCH_ATTRIBUTES.items():
-        value = getattr(loader, name)
-        if value is not getattr(config, field):
-            changed[field] = value
+    values, known = _GET_ATTRIBUTES(loader), _GET_FIELDS(config)
+    if not all(map(operator.is_, values, known)):
+        fields = zip(_TORCH_ATTRIBUTES.values(), values, known, strict=True)
+        changed = {field: value for field, value, before in fields if value is not before}
     if bool(config.pin_memory) != loader.pin_memory:  # of which penstock knows more values than torch
         changed["pin_memory"] = loader.pin_memory
     if changed:

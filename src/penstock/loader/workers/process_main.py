@@ -47,7 +47,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_NBYTES = 32 << 20
 
 
-def main(options: ProcessOptions, ends: WorkerChannels, worker_spec: WorkerSpec) -> None:
+def main(options: WorkerOptions, ends: WorkerChannels, worker_spec: WorkerSpec) -> None:
     """Run a worker until its inbox closes."""
     with contextlib.suppress(channel.Closed):
         _watch_for_orphanhood(ends.inbox)
@@ -99,7 +99,7 @@ class _Tick:
 
 
 class _Worker:
-    def __init__(self, options: ProcessOptions, ends: WorkerChannels, worker_spec: WorkerSpec) -> None:
+    def __init__(self, options: WorkerOptions, ends: WorkerChannels, worker_spec: WorkerSpec) -> None:
         self._options = options
         self._ends = ends
         self._pid = os.getpid()
@@ -232,14 +232,6 @@ class _Worker:
 
     def _send(self, result: Result) -> None:
         channel.send(self._ends.results, *messages.pack_result(result, self._pid))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessOptions(WorkerOptions):
-    """Who a worker process is."""
-
-    is_settled: bool = True
-    """Whether `workers` is how many there are; else the control page has that number, and asking settles it."""
 
 
 class Descriptor:

@@ -30,9 +30,10 @@ from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.workers import messages, process_main
 from penstock.loader.workers.messages import Result, Task
 from penstock.loader.workers.pool import PoolSnapshot, WorkerCrash
-from penstock.loader.workers.process_main import Descriptor, ProcessOptions, WorkerChannels
+from penstock.loader.workers.process_main import Descriptor, WorkerChannels
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.thread_gate import stopped_between_samples
+from penstock.loader.workers.worker import WorkerOptions
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _PRELOAD = "penstock.loader.workers.preload"
@@ -79,7 +80,7 @@ class ProcessPool:
         self.size = workers
         self._worker_spec = worker_spec
         self._context, self._is_default = context, is_default
-        self._options = ProcessOptions(
+        self._options = WorkerOptions(
             worker=0,
             workers=reported_workers,
             base_seed=base_seed,

@@ -38,6 +38,8 @@ class WorkerOptions:
     base_seed: int
     shards: dict[int, StreamShard] = field(default_factory=dict)
     """Its shards of an iterable dataset, by their positions in the round."""
+    is_settled: bool = True
+    """Whether `workers` is how many there are; else the control page has that number, and asking settles it."""
     is_watched: bool = False
     """Whether it is to be found out if the training process could make its samples unnoticed; see `lasting_effects`."""
 
