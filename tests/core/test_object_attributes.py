@@ -50,7 +50,6 @@ ALLOWED = {
     ),
     "observe/live/torch_watch.py": ("classes", {"kind.__dict__", "one.__dict__"}),
     "loader/transport/codec.py": ("tensors and arrays", {"obj.__reduce__", "obj.__reduce_ex__"}),
-    "cluster/task_queue.py": ("a task of penstock's", {"copy.copy(task)"}),
     "loader/workers/fetcher.py": ("a state, not what has it", {"copy.deepcopy(self._dataset.state_dict())"}),
     "loader/workers/stream_shard.py": (
         "several shards of a stream in one process, which torch cannot have, need copies of it",

@@ -195,7 +195,7 @@ def test_sizes_may_be_text() -> None:
     assert (config.ring_bytes, config.device_bytes) == (2 << 30, 1_500_000)
 
 
-@pytest.mark.parametrize(("given", "means"), [(1, True), (0, False), (None, False), ("auto", "auto")])
+@pytest.mark.parametrize(("given", "means"), [(1, True), (0, False), (None, False)])
 def test_pin_memory_may_be_what_torch_takes_for_true_and_false(given: Any, means: Any) -> None:
     assert config_of(DataLoader(range(4), pin_memory=given)).pin_memory == means
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 
 def on_import(module: str, callback: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class _ImportHook:
         finders = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _NotifyingLoader(spec.loader, self._on_imported)
+            spec.loader = cast(Any, _NotifyingLoader(spec.loader, self._on_imported))
         return spec
 
     def _on_imported(self) -> None:

@@ -200,7 +200,7 @@ class LoaderIterator(_BaseDataLoaderIter):
         warnings.warn(
             f"nothing was left of epoch {self._epoch.number} where the state was taken that this loop has resumed, so "
             "it is empty; the next loop is the next epoch",
-            stacklevel=3,
+            stacklevel=self._frames_to_loop - 1,
         )
         raise StopIteration
 
@@ -359,6 +359,8 @@ class _InlineIterator(LoaderIterator, _SingleProcessDataLoaderIter):
 
     What torch does for a batch takes 20 µs. So a pass that asks for nothing else has a `__next__` of its own.
     """
+
+    _frames_to_loop = 5
 
     def __init__(self, runtime: LoaderRuntime) -> None:
         super().__init__(runtime)

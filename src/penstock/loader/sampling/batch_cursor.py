@@ -181,7 +181,7 @@ class BatchCursor(Iterator[Any]):
     @property
     def is_plain(self) -> bool:
         """Whether a loop may `draw` and `take` each batch, which takes less time: a whole pass of torch's samplers."""
-        return self._is_known and self._makes_batches and self._start.order_state is None
+        return self._known is not None and self._makes_batches and self._start is _FROM_THE_START
 
     def draw(self) -> Any:
         """Return the next batch as it was drawn: a list, or an array or tensor (int64)."""

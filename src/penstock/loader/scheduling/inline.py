@@ -223,6 +223,8 @@ class InlineScheduler:
         self._knows_collate = self._knows_collate and getitems == self._getitems
         if self._is_default:
             self._choose_collate()
+        self._is_usual = spec.auto_collation and not (spec.iterable or self._getitems or self._fetching)
+        """Whether samples are fetched one by one, and nothing else is to be done."""
         cursor = epoch.batch_cursor
         self._draws_tensors = self._gather is not None and cursor is not None and cursor.draw_tensors()
 
@@ -273,10 +275,14 @@ class InlineScheduler:
         samples, outer = self._samples, this_thread.fetcher
         this_thread.fetcher, this_thread.sample = samples, None  # as `Making` does
         try:
-            found = self._fetch(indices)
+            if self._is_usual and type(indices) is list:
+                found: Any = samples.fetch_plain(indices)
+                self._samples_in_batch = len(found)
+            else:
+                found = self._fetch(indices)
+                if found is _ENDED:
+                    return found
             self._fetched_ns = time.perf_counter_ns()
-            if found is _ENDED:
-                return found
             samples.begin_collate()
             return self._collate(found) if self._way == "heap" or not self._is_default else self._collate_large(found)
         finally:
