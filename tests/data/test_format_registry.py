@@ -88,7 +88,7 @@ def test_a_format_needs_one_registration_to_be_opened_written_converted_and_insp
     assert back.samples == 20
     assert (tmp_path / "c.numbers").read_text().split()[9] == "11"
 
-    found = inspect(path, seconds=0)
+    found = inspect(path)
     assert (found.format, found.samples, found.files) == ("numbers", 20, 1)
     assert found.fields["x"].types == ["int64"]
 

@@ -174,8 +174,8 @@ def test_a_remote_folder_is_opened_with_a_given_format() -> None:
     files.pipe("/a-format-is-said/export", b"x\n3\n")
     assert read("memory://a-format-is-said/export", format="csv") == [3]
     assert (
-        inspect("memory://a-format-is-said/export", format="csv", seconds=0).files,
-        inspect("memory://a-format-is-said/", format="csv", seconds=0).files,
+        inspect("memory://a-format-is-said/export", format="csv").files,
+        inspect("memory://a-format-is-said/", format="csv").files,
     ) == (1, 2)
     files.rm("/a-format-is-said", recursive=True)
 

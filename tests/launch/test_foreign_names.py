@@ -31,7 +31,7 @@ def test_inspect_and_convert_write_out_the_names_of_files(tmp_path: Path, name: 
     (tmp_path / f"{name}.jsonl").write_bytes(b'{"x": 1}\n{"\x7fx": "\xc2\x9b31m"}\n')
     (tmp_path / f"{name}.broken.jsonl").write_bytes(b'{"x": 1}\n{"x":\n')
     runs = [
-        penstock(tmp_path, "inspect", "--seconds", "0", f"{name}.jsonl"),
+        penstock(tmp_path, "inspect", f"{name}.jsonl"),
         penstock(tmp_path, "inspect", f"{name}.of.no.format"),
         penstock(tmp_path, "convert", "--workers", "0", f"{name}.jsonl", f"{name}.out.jsonl"),
         penstock(tmp_path, "convert", "--workers", "0", f"{name}.broken.jsonl", f"{name}.2.jsonl"),

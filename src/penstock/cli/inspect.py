@@ -11,18 +11,15 @@ from penstock.core.urls import shown
 
 
 class Inspect:
-    """Show what a data set contains: fields, shapes, counts, sizes, some samples, and its read speed.
+    """Show what a data set contains: fields, shapes, counts, sizes, some samples, and what is left out.
 
     PATH is anything that `penstock.open` takes: a folder, a file, a URL, braces, wildcards.
-
-    Penstock measures the read speed in one thread, in order and then at random. Files that you have read before are in
-    the page cache. To measure the disk, restart the machine first.
     """
 
     name = "inspect"
     examples = (
-        ("penstock inspect train.h5", "fields, some samples and the read speed"),
-        ("penstock inspect s3://bucket/train/ --samples 0 --seconds 0", "without reading samples"),
+        ("penstock inspect train.h5", "fields and some samples"),
+        ("penstock inspect s3://bucket/train/ --samples 1 --json", "for other programs"),
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -31,13 +28,6 @@ class Inspect:
         parser.add_argument("--format", metavar="FORMAT", help="its format, if the name does not determine it")
         parser.add_argument(
             "--samples", type=int, default=3, metavar="N", help="number of samples to show (default: %(default)s)"
-        )
-        parser.add_argument(
-            "--seconds",
-            type=float,
-            default=2.0,
-            metavar="S",
-            help="how long to measure the read speed in each order; 0 to skip it (default: %(default)s)",
         )
         parser.add_argument(
             "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the format; repeatable"
@@ -54,7 +44,6 @@ class Inspect:
             args.path,
             format=args.format,
             samples=args.samples,
-            seconds=args.seconds,
             options=parse_options(args.option),
         )
         if args.json:

@@ -252,12 +252,11 @@ def test_a_target_may_be_a_file_url(tmp_path: Path) -> None:
 def test_s3_is_inspected_whatever_happens(s3: Proxy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspector, "_MAX_SECONDS", 60)  # else it reads fewer samples after long waits
     s3.plan = FaultPlan(["500", "cut"], fault_rate=0.25, seed=3, kinds=("500", "503", "cut", "reset", "slow", "refuse"))
-    found = inspect(url, seconds=0.01)
+    found = inspect(url)
     assert found.files == SHARDS
     assert found.nbytes > SHARDS * 1000
     assert found.samples_read == SHARDS * EACH
     assert found.samples in (None, SHARDS * EACH)
     assert (found.fields["y"].min, found.fields["y"].max) == (0, SHARDS * EACH - 1)
     assert found.errors == []
-    assert all(speed.samples for speed in found.speeds)
     assert url in render(found)

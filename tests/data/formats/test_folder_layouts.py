@@ -224,7 +224,7 @@ def test_labels_says_whether_folders_are_classes(tmp_path: Path, make: Callable[
 
 def test_what_labels_leaves_out_is_said_by_an_inspection(tmp_path: Path) -> None:
     kaggle(tmp_path)
-    found = inspect(tmp_path, seconds=0, options={"labels": True})
+    found = inspect(tmp_path, options={"labels": True})
     assert found.notes == [
         "labels: 2 class folders: test, train",
         "left out, as labels= was given: sample_submission.csv, train.csv",
@@ -242,7 +242,7 @@ def test_one_folder_makes_no_labels_and_is_warned_of(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert penstock.open(tmp_path, labels=True)[0]["label"] == 0
-    assert "no labels" in inspect(tmp_path, seconds=0).notes[0]
+    assert "no labels" in inspect(tmp_path).notes[0]
 
 
 def test_two_folders_with_the_same_names_of_files_are_classes_with_a_warning(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_table_beside_images_makes_samples_of_its_rows(tmp_path: Path) -> None
         assert abs(int(sample["image"][0, 0, 0]) - number) <= 2
     chosen = penstock.open(tmp_path / "train", media=tmp_path / "train.csv", column="id", fields={"y": "label"})
     assert chosen[1] == {"y": 1}
-    found = inspect(tmp_path / "train", seconds=0, options={"media": tmp_path / "train.csv", "column": "id"})
+    found = inspect(tmp_path / "train", options={"media": tmp_path / "train.csv", "column": "id"})
     assert "of which 'id' names the file" in found.notes[0]
 
 

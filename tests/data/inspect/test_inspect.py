@@ -38,7 +38,7 @@ def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("kind", "is_stream"), [("tfrecord", True), ("lmdb", False)])
 def test_fields_have_types_sizes_and_statistics(tmp_path: Path, kind: str, is_stream: bool) -> None:
     path = write_samples(tmp_path / f"in.{kind}", make_samples(100))
-    found = inspect(path, seconds=0.01)
+    found = inspect(path)
     assert (found.format, found.files, found.is_stream, found.samples_read) == (kind, 1, is_stream, 100)
     assert found.samples == (None if is_stream else 100)
     assert found.nbytes == os.path.getsize(path)
@@ -47,22 +47,19 @@ def test_fields_have_types_sizes_and_statistics(tmp_path: Path, kind: str, is_st
     )
     assert found.fields["t"] == FieldSummary(types=["text"], lengths=(6, 8), samples=100)
     assert found.fields["b"] == FieldSummary(types=["bytes"], lengths=(0, 4), samples=100)
-    assert [speed.order for speed in found.speeds] == ["sequential"] + ["random"] * (not is_stream)
-    assert all(speed.samples and speed.samples_per_s > 0 for speed in found.speeds)
     assert len(found.examples) == 3
 
 
 def test_what_files_hold_cannot_control_a_terminal(tmp_path: Path) -> None:
-    found = inspect(write_samples(tmp_path / "in.lmdb", make_samples(10)), seconds=0)
+    found = inspect(write_samples(tmp_path / "in.lmdb", make_samples(10)))
     text = render(found)
     assert "\x1b" not in text
     assert r"t: 'é\x1b[31m'" in text
-    assert "read speed" not in text
 
 
 def test_json_has_a_schema_and_no_numbers_that_json_lacks(tmp_path: Path) -> None:
     samples = [{"x": np.array([np.nan, np.inf, 2.0], np.float32)}, {"x": np.array([np.nan] * 3, np.float32)}]
-    found = inspect(write_samples(tmp_path / "in.lmdb", samples), seconds=0.01)
+    found = inspect(write_samples(tmp_path / "in.lmdb", samples))
     report = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert report["schema"] == "penstock.inspect/1"
     assert report["fields"]["x"]["nonfinite"] == 5
@@ -79,12 +76,11 @@ def test_broken_records_are_reported_and_counted(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    found = inspect(path, seconds=60)
+    found = inspect(path)
     assert found.samples_read == 19
     assert len(found.errors) == 1
     assert "in.tfrecord: record" in found.errors[0]
-    assert found.speeds[0].errors == 1
-    assert "1 broken" in render(found)
+    assert "broken: " in render(found)
 
 
 def test_a_missing_path_and_negative_options_are_errors(tmp_path: Path) -> None:
@@ -98,13 +94,13 @@ def test_a_missing_path_and_negative_options_are_errors(tmp_path: Path) -> None:
 
 def test_an_empty_file_has_no_fields(tmp_path: Path) -> None:
     (tmp_path / "in.tfrecord").write_bytes(b"")
-    found = inspect(tmp_path / "in.tfrecord", seconds=0.01)
+    found = inspect(tmp_path / "in.tfrecord")
     assert (found.samples_read, found.fields, found.examples) == (0, {}, [])
     assert "samples: unknown" in render(found)
 
 
 def test_row_groups_are_counted(tmp_path: Path) -> None:
-    found = inspect(write_samples(tmp_path / "in.parquet", make_samples(20)), seconds=0)
+    found = inspect(write_samples(tmp_path / "in.parquet", make_samples(20)))
     assert found.chunks == 1
     assert "chunks: 1 (or row groups; about 20 samples each)" in render(found)
 
@@ -119,4 +115,4 @@ def test_damaged_files_give_a_report_or_a_documented_error(tmp_path: Path, kind:
             damaged[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged[: int(rng.integers(len(data) // 2, len(data) + 1))])
         with contextlib.suppress(SourceError):
-            render(inspect(path, seconds=0.01))
+            render(inspect(path))

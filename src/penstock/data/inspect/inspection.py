@@ -15,7 +15,6 @@ from penstock.core.errors import SourceError
 from penstock.core.units import size_text
 from penstock.core.urls import redact
 from penstock.data.inspect.field_summary import FieldSummary
-from penstock.data.inspect.read_speed import ReadSpeed
 from penstock.data.schema import Sample, field_of, plain
 
 _WIDTH = 72
@@ -45,7 +44,6 @@ class Inspection:
     """Some samples."""
     errors: list[str]
     """Errors of the first few records that could not be read."""
-    speeds: list[ReadSpeed]
     notes: list[str]
     """How labels were made, and what was left out."""
 
@@ -57,10 +55,6 @@ class Inspection:
             "path": redact(self.path),
             "fields": {name: asdict(summary) for name, summary in self.fields.items()},
             "examples": [{name: describe_value(value) for name, value in sample.items()} for sample in self.examples],
-            "speeds": [
-                {**asdict(speed), "samples_per_s": speed.samples_per_s, "nbytes_per_s": speed.nbytes_per_s}
-                for speed in self.speeds
-            ],
         }
 
 
@@ -86,9 +80,6 @@ def render(inspection: Inspection) -> str:
         lines.append("samples:" if not number else "")
         lines += [f"  {escape(name)}: {describe_value(value)}" for name, value in sample.items()]
     lines += [f"broken: {escape(error)}" for error in one.errors]
-    if one.speeds:
-        lines.append("read speed, one thread (including reads from the page cache):")
-        lines += [_speed_text(speed) for speed in one.speeds]
     return "\n".join(lines) + "\n"
 
 
@@ -105,14 +96,6 @@ def _field_text(field: FieldSummary, inspection: Inspection) -> str:
     if field.samples != inspection.samples_read:
         parts.append(f"in {field.samples} samples")
     return ", ".join(parts)
-
-
-def _speed_text(speed: ReadSpeed) -> str:
-    errors = f", {speed.errors} broken" if speed.errors else ""
-    return (
-        f"  {speed.order:<10}  {speed.samples_per_s:.0f} samples/s, {speed.nbytes_per_s / 1e6:.1f} MB/s"
-        f" ({speed.samples} samples in {speed.duration_s:.2f} s{errors})"
-    )
 
 
 # ── one value ───────────────────────────────────────────────────────────────────────────────────────────────

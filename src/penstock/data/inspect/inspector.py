@@ -1,11 +1,11 @@
-"""Inspects a data set: opens it, summarizes the fields of some samples, and measures how fast it is read."""
+"""Inspects a data set: opens it, and summarizes the fields of some samples."""
 
 from __future__ import annotations
 
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +16,6 @@ from penstock.data.convert.numbered_records import known_counts
 from penstock.data.convert.source_fingerprint import fingerprint_source
 from penstock.data.inspect.field_summary import FieldSummary
 from penstock.data.inspect.inspection import Inspection
-from penstock.data.inspect.read_speed import iter_in_order, measure_speeds, read_or_error
 from penstock.data.open import open as open_source
 from penstock.data.schema import Sample
 from penstock.data.select_format import select_format
@@ -34,7 +33,6 @@ def inspect(
     *,
     format: str | None = None,
     samples: int = 3,
-    seconds: float = 2.0,
     options: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """Inspect a data set.
@@ -43,25 +41,24 @@ def inspect(
         path: as for `penstock.open`.
         format: recognized by the name where it is None.
         samples: how many to keep as examples.
-        seconds: how long to measure the speed in order, and as long at random; 0 for no measurement.
         options: of the format.
 
     Raises:
         SourceError: nothing is at the path, or nothing of a known format.
         ExtraError: a package is missing.
-        OptionError: `samples` or `seconds` is negative.
+        OptionError: `samples` is negative.
 
     Example:
         >>> import pathlib
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = pathlib.Path(folder, "in.jsonl").write_text('{"x": 1.5}')
-        ...     inspection = inspect(f"{folder}/in.jsonl", seconds=0)
+        ...     inspection = inspect(f"{folder}/in.jsonl")
         >>> inspection.format, inspection.fields["x"].types
         ('jsonl', ['float64'])
     """
-    if samples < 0 or seconds < 0:
-        raise OptionError(f"samples={samples} and seconds={seconds:g} have to be 0 or more")
+    if samples < 0:
+        raise OptionError(f"samples={samples} has to be 0 or more")
     path = os.fspath(path)
     storage = Storage()
     kind, paths = select_format(path, format, storage)
@@ -95,27 +92,42 @@ def inspect(
             fields=fields,
             examples=examples,
             errors=errors,
-            speeds=measure_speeds(source, seconds) if seconds else [],
             notes=[*getattr(source, "notes", ()), *(str(one.message) for one in warned)],
         )
 
 
-def _some_records(source: Source | Stream, min_count: int) -> Iterator[Sample | RecordError]:
+def _some_records(source: Source | Stream, min_count: int) -> Generator[Sample | RecordError, None, None]:
     """Yield records for a second, `min_count` at least: evenly spread ones of a source, the first ones of a stream."""
     started = 0.0
     if isinstance(source, Source):
         count = len(source)
         wanted = min(count, max(min_count, _MAX_SAMPLES))
         numbers = [count * number // wanted for number in _spread(wanted)] if wanted else []
-        records = (read_or_error(source, number) for number in numbers)
+        records = (_read_or_error(source, number) for number in numbers)
     else:
-        records = iter_in_order(source)
+        records = _first_records(source)
     for number, record in enumerate(records):
         started = started or time.monotonic()  # not counting the first record, which may have to be downloaded
         yield record
         if number + 1 >= min_count and (number + 1 >= _MAX_SAMPLES or time.monotonic() - started > _MAX_SECONDS):
             break
     records.close()
+
+
+def _first_records(stream: Stream) -> Generator[Sample | RecordError, None, None]:
+    for shard in stream.shards:
+        try:
+            yield from stream.read(shard, 0, 1)
+        except RecordError as error:
+            yield error
+
+
+def _read_or_error(source: Source, index: int) -> Sample | RecordError:
+    try:
+        sample: Sample = source.read(index)
+    except RecordError as error:
+        return error
+    return sample
 
 
 def _spread(count: int) -> list[int]:
