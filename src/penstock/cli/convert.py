@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Convert:
-    """Convert a data set to another format, in parallel; the same command resumes a killed conversion.
+    """Convert a data set to another format, in parallel; the same command keeps files that a killed one completed.
 
     SRC is anything that `penstock.open` takes: a folder, a file, a URL, braces, wildcards. DST is a local path, or a
     URL of s3://, gs:// or az://; its name determines its format. Braces, as in out-{000..015}.tar, --shards and
@@ -28,9 +28,10 @@ class Convert:
     Reading DST returns the same samples, bit by bit. If a format can't hold them, you get an error. Penstock writes the
     images of a folder decoded; with --fields encoded,label it copies the files' bytes instead.
 
-    The conversion works in DST.partial, and resumes from there. It needs space for the result twice. DST appears when
-    it is complete, and DST.partial is removed. For a URL that folder is in $XDG_CACHE_HOME/penstock/convert (~/.cache),
-    and penstock uploads the complete files. It replaces existing files only with --overwrite.
+    The conversion works in DST.partial, and keeps the files that are complete there: the same command goes on with the
+    others. So write a large result as several files, with --shards. DST appears when all of it is complete, and
+    DST.partial is removed. For a URL that folder is in $XDG_CACHE_HOME/penstock/convert (~/.cache), and penstock
+    uploads the complete files. It replaces existing files only with --overwrite.
 
     --verify reads the result again, and compares the checksums and the order of all samples with those of SRC.
 
@@ -58,7 +59,7 @@ class Convert:
         )
         many = parser.add_mutually_exclusive_group()
         many.add_argument("--shards", type=int, metavar="N", help="create N files, as in out-000000.tar")
-        many.add_argument("--shard-size", metavar="SIZE", help="create files of about this size, as in 256MiB")
+        many.add_argument("--shard-size", metavar="SIZE", help="create files of about so many bytes each, as in 256MiB")
         parser.add_argument("--overwrite", action="store_true", help="replace DST when the result is complete")
         parser.add_argument(
             "--errors",

@@ -13,7 +13,7 @@ from faulty_storage import FaultPlan, Proxy
 from sample_files import assert_all_same, samples_in, write_samples
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.data.convert import Progress, conversion_plan, convert, remote_target
+from penstock.data.convert import Progress, convert, remote_target
 from penstock.data.convert.target import Target
 from penstock.data.inspect import inspect, inspector
 from penstock.data.inspect.inspection import render
@@ -91,7 +91,6 @@ def test_a_conversion_resumes_where_the_server_failed(
     s3: Proxy, moto: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.data.storage.retries._MAX_WAIT_S", 0.001)
-    monkeypatch.setattr(conversion_plan, "_MIN_SEGMENT_NBYTES", 64)  # so that there are many segments
     for number in range(SHARDS):
         put(moto, {f"go/{number}.jsonl": shard(tmp_path / "made.jsonl", number)})
 
@@ -102,13 +101,13 @@ def test_a_conversion_resumes_where_the_server_failed(
     with pytest.raises(
         SourceError, match=r"s3://bucket/go/2.jsonl cannot be read: .*503; that was attempt 9"
     ) as caught:
-        convert("s3://bucket/go/", tmp_path / "out.lmdb", workers=0, progress=fail_while_writing)
+        convert("s3://bucket/go/", tmp_path / "out.lmdb", workers=0, shards=SHARDS, progress=fail_while_writing)
     assert "samples are kept in" in caught.value.__notes__[0]
     s3.plan = FaultPlan()
-    done = convert("s3://bucket/go/", tmp_path / "out.lmdb", workers=0)
+    done = convert("s3://bucket/go/", tmp_path / "out.lmdb", workers=0, shards=SHARDS)
     assert done.samples == SHARDS * EACH
     assert EACH <= done.resumed < SHARDS * EACH
-    assert_all_same(samples_in(tmp_path / "out.lmdb"), everything())
+    assert_all_same(samples_in(done.files), everything())
 
 
 def test_a_conversion_of_a_changed_s3_object_is_not_resumed(

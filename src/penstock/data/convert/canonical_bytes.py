@@ -81,6 +81,10 @@ class DatasetChecksum:
         self.order = (self.order * _FACTOR + number) % _MODULUS
         return nbytes
 
+    def unordered(self) -> tuple[int, int]:
+        """Return what does not depend on the order."""
+        return self.samples, self.sum
+
     @classmethod
     def total(cls, checksums: Sequence[DatasetChecksum]) -> DatasetChecksum:
         """Return the checksum of the samples of all, one after another."""

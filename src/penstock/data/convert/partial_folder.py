@@ -1,17 +1,15 @@
 """The folder of an unfinished conversion, from which the same command resumes after a kill.
 
     state.json          {"version", "settings", "plan", "finished"}; replaced as a whole
-    scanned-*.json      what was found in a range of the source
-    segment-000007/     a complete segment: its data files, and written.json, which has their checksums
-    file-000002/        several segments joined to one file, likewise
+    file-000002/        a complete file of the result (some formats write several), and written.json: what it holds
     new-*               what is being written; the next attempt removes it
     lock                locked as long as a process of the conversion lives
 
 Files and folders get their names when all of their bytes are on the disk: what has a name is complete.
 
 The folder is this user's alone (mode 0700), as its name is known to all: where the target's folder is shared, another
-user may have made it before, with links to files of this user in the places that are written to, or with segments of
-other samples. So one that was there is used if nobody else may enter it and all in it is this user's: `private_files`.
+user may have made it before, with links to files of this user in the places that are written to, or with files of other
+samples. So one that was there is used if nobody else may enter it and all in it is this user's: `private_files`.
 """
 
 from __future__ import annotations
@@ -22,14 +20,17 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.private_files import check_tree, make_folder, open_file
-from penstock.data.convert.target import STATE_NAME, files_of, remove, sync
+from penstock.data.convert.canonical_bytes import DatasetChecksum
+from penstock.data.convert.records import files_of
+from penstock.data.convert.target import RECORD_NAME, STATE_NAME, remove, sync
 from penstock.data.storage.file_lock import is_same_file, try_lock
 
-_VERSION = 4
+_VERSION = 5
 _ORPHANS_S = 10.0
 """How long workers of a killed conversion may take to exit."""
 
@@ -53,7 +54,7 @@ class PartialFolder:
         try:
             if not is_new:
                 check_tree(path)
-            self.state: dict[str, Any] = read_json(os.path.join(path, STATE_NAME)) or {}
+            self.state: dict[str, Any] = _read_json(os.path.join(path, STATE_NAME)) or {}
             for name in os.listdir(path):
                 if name != "lock" and (not self.state or name.startswith("new-")):
                     remove(os.path.join(path, name))
@@ -69,7 +70,13 @@ class PartialFolder:
     def update(self, **values: Any) -> None:
         """Add values to the state, on the disk, too."""
         self.state |= values
-        write_json(os.path.join(self.path, STATE_NAME), self.state)
+        path = os.path.join(self.path, STATE_NAME)
+        temporary = os.path.join(self.path, f"new-{os.getpid()}-{STATE_NAME}")
+        with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
+            json.dump(self.state, file)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(self.path)
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -80,56 +87,15 @@ class PartialFolder:
             raise SourceError(f"{self.path} was written by another version of penstock; remove it to start over")
         for name, value in settings.items():
             if name == "errors" and value == "skip":
-                continue  # segments written without skipping records are valid either way
+                continue  # files written without skipping records are valid either way
             if (recorded := self.state["settings"].get(name)) != value:
-                raise SourceError(
-                    f"{self.path} holds an unfinished conversion with another {name} "
-                    f"({_shorten(recorded)}, now {_shorten(value)}); repeat that call to finish it, "
-                    "or remove the folder to start over"
+                texts = (
+                    text if len(text) <= 100 else f"{text[:100]}..." for text in map(json.dumps, (recorded, value))
                 )
-
-
-@contextmanager
-def atomic_folder(path: str) -> Iterator[str]:
-    """Yield a new folder to write in, which is synced and renamed to `path` at the end, or removed after an error."""
-    parent, name = os.path.split(path)
-    temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
-    os.mkdir(temporary)
-    try:
-        yield temporary
-        for one in [*files_of(temporary), *(folder for folder, _, _ in os.walk(temporary))]:
-            sync(one)
-        shutil.rmtree(path, ignore_errors=True)
-        os.rename(temporary, path)
-        sync(parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def write_json(path: str, value: Any) -> None:
-    """Write a file, synced, as a whole or not at all."""
-    parent, name = os.path.split(path)
-    temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
-    with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(parent)
-
-
-def read_json(path: str) -> Any:
-    """Return what a file holds; None if there is none."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except FileNotFoundError:
-        return None
-
-
-def _shorten(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else text[:100] + "..."
+                raise SourceError(
+                    f"{self.path} holds an unfinished conversion with another {name} ({', now '.join(texts)}); repeat "
+                    "that call to finish it, or remove the folder to start over"
+                )
 
 
 def _lock_folder(folder: str) -> tuple[int, bool]:
@@ -153,3 +119,48 @@ def _lock_folder(folder: str) -> tuple[int, bool]:
             if time.monotonic() > deadline:
                 raise SourceError(f"another conversion is running in {folder}; wait until it ends, or write elsewhere")
             time.sleep(0.05)
+
+
+@contextmanager
+def atomic_folder(path: str) -> Iterator[str]:
+    """Yield a new folder to write in, which is synced and renamed to `path` at the end, or removed after an error."""
+    parent, name = os.path.split(path)
+    temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
+    os.mkdir(temporary)
+    try:
+        yield temporary
+        for one in [*files_of(temporary), *(folder for folder, _, _ in os.walk(temporary))]:
+            sync(one)
+        shutil.rmtree(path, ignore_errors=True)
+        os.rename(temporary, path)
+        sync(parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _read_json(path: str) -> Any:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a complete folder holds, as written.json in it says."""
+
+    checksum: DatasetChecksum
+    skipped: int
+
+    def record(self, folder: str) -> None:
+        """Write it to a folder."""
+        with open(os.path.join(folder, RECORD_NAME), "w", encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+
+    @classmethod
+    def load(cls, folder: str) -> Written | None:
+        """Return what a folder's record says; None if there is no such folder."""
+        entry = _read_json(os.path.join(folder, RECORD_NAME))
+        return entry and cls(DatasetChecksum(**entry["checksum"]), entry["skipped"])

@@ -22,7 +22,6 @@ from penstock.core.urls import redact_url
 from penstock.data.convert.target import SIX_DIGITS, Target, clear_partial_folder
 from penstock.data.storage import remote_file
 from penstock.data.storage.cache.disk_cache import user_folder
-from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.retries import Retries
 from penstock.data.storage.storage import Storage
 
@@ -59,8 +58,7 @@ class RemoteTarget(Target):
     def existing_files(self) -> list[str]:
         """Return those of its objects that exist."""
         if self.is_numbered:
-            pattern, known = self._numbered(SIX_DIGITS), ListedFolders()
-            return remote_file.each([pattern], Retries(), lambda backend, url: backend.glob(url, known))[0]
+            return remote_file.each([self._numbered(SIX_DIGITS)], Retries(), lambda backend, url: backend.glob(url))[0]
         names = self.names(1)
         exist = remote_file.each(names, Retries(), lambda backend, url: backend.exists(url))
         return [name for name, exists in zip(names, exist, strict=True) if exists]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.data.convert.records import files_of
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.schema import Schema
@@ -211,13 +212,6 @@ def sync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def files_of(path: str) -> list[str]:
-    """Return a file, or all files of a folder, sorted."""
-    if not os.path.isdir(path):
-        return [path]
-    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
 
 
 def nbytes_of(path: str) -> int:

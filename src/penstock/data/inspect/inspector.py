@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError
-from penstock.data.convert.numbered_records import known_counts
-from penstock.data.convert.source_fingerprint import fingerprint_source
+from penstock.data.convert.records import known_counts, source_files
 from penstock.data.inspect.field_summary import FieldSummary
 from penstock.data.inspect.inspection import Inspection
 from penstock.data.open import open as open_source
@@ -79,12 +78,12 @@ def inspect(
             for name, value in record.items():
                 fields.setdefault(name, FieldSummary()).add(value)
         runs = source.chunk_starts if isinstance(source, Source) else None
-        files, counts = fingerprint_source(kind, paths, storage), known_counts(source)
+        files, counts = source_files(kind, paths, storage), known_counts(source)
         return Inspection(
             path=path,
             format=kind.name,
-            files=files.files,
-            nbytes=files.nbytes,
+            files=files["files"],
+            nbytes=files["nbytes"],
             samples=None if counts is None else sum(counts),
             is_stream=isinstance(source, Stream),
             chunks=None if runs is None else len(runs) - 1,
