@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import math
-import pathlib
 import pickle
 from collections import OrderedDict, namedtuple
 from typing import Any
@@ -24,9 +22,8 @@ SAMPLES = [
     torch.arange(6).view(2, 3),
     {"x": torch.rand(3, 4).t(), "label": 3, "name": "ä", "raw": b"\0", "none": None, "flag": True},
     (torch.zeros(()), [torch.ones(2, dtype=torch.bfloat16), torch.empty(0, 3)], 0.5),
-    (torch.ones(1, requires_grad=True), datetime.date(2020, 1, 1), datetime.timedelta(-3, 5, 7)),
-    (datetime.datetime(2020, 1, 1, 2, tzinfo=datetime.UTC), datetime.time(1, 2), decimal.Decimal("1.50"), 2 - 3j),
-    {1: "one", None: 2.5, (1, "a"): [[], {}, ()], "\ud83d\ude00": "\ud83d", "": pathlib.Path("/a/b")},
+    (torch.ones(1, requires_grad=True), "a"),
+    {1: "one", None: 2.5, (1, "a"): [[], {}, ()], "\ud83d\ude00": "\ud83d", "": "/a/b"},
     ([*range(100)], [0.1] * 100, [1 << 70] * 100, [True] * 100, [1, 2.5, "three", None], -0.0, math.inf),
     {"list": ["tensor", "int64"], "dict": [["bytes"]]},
     {"boxes": [{"box": [1.5, 2.0], "id": 7}] * 3},
@@ -91,7 +88,7 @@ REFUSED = [
     (torch.ones(1, requires_grad=True) * 2, "detach"),
     (torch.nn.Parameter(torch.ones(1)), "nn.parameter.Parameter"),
     (10**5000, "limit"),
-    (decimal.Decimal("nan"), "the Decimal"),
+    (datetime.date(2020, 1, 1), "datetime.date"),
 ]
 
 

@@ -14,7 +14,6 @@ object for a dict with text as keys. A list begins with what it stands for:
     ["tensor", dtype, size, stride or null, requires_grad]          the next buffer
     ["empty", dtype, size, stride, requires_grad]   a tensor without elements
     ["picture", mode, size, palette, info]          Pillow's; the next buffer
-    ["date" ..., text]                              see `_TEXTS`
 
 No bytes can have code run: nothing is looked up by a name but in the tables below. What is decoded shares memory with
 nothing that is not of the same sample: a program may write to it. An object that is in a sample twice comes back twice.
@@ -23,10 +22,7 @@ nothing that is not of the same sample: a program may write to it. An object tha
 from __future__ import annotations
 
 import ast
-import datetime
-import decimal
 import json
-import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -47,23 +43,6 @@ _LONG = 32
 """Numbers that are faster to keep as an array."""
 _TORCH_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _TORCH_NAMES = {value: name for name, value in _TORCH_DTYPES.items()}
-_PATH = type(pathlib.Path())
-
-_TEXTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
-    "complex": (complex, repr, complex),
-    "decimal": (decimal.Decimal, str, decimal.Decimal),
-    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
-    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    "timedelta": (
-        datetime.timedelta,
-        lambda value: f"{value.days} {value.seconds} {value.microseconds}",
-        lambda text: datetime.timedelta(*map(int, text.split())),
-    ),
-    "path": (_PATH, str, pathlib.Path),
-}
-"""What is kept as text: its type, and the functions there and back."""
-_TEXT_NAMES = {kind: name for name, (kind, _, _) in _TEXTS.items()}
 
 _to_json = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 _from_json = json.JSONDecoder().decode
@@ -139,8 +118,6 @@ def _node(value: Any, buffers: list[bytes | memoryview]) -> Any:
         return ["bytes"]
     if isinstance(value, np.generic):
         return ["scalar", _dtype_text(value.dtype), value.tobytes().hex()]
-    if kind in _TEXT_NAMES:
-        return _text_node(_TEXT_NAMES[kind], value)
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and kind is pillow.Image:
         buffers.append(value.tobytes())
@@ -202,15 +179,6 @@ def _dtype_text(dtype: np.dtype[Any]) -> str:
     raise _RefusedError(f"it holds NumPy values of the dtype {dtype}; convert them to numbers or to a list")
 
 
-def _text_node(name: str, value: Any) -> Any:
-    _, to_text, from_text = _TEXTS[name]
-    text = to_text(value)
-    back = from_text(text)
-    if back != value or type(getattr(back, "tzinfo", None)) is not type(getattr(value, "tzinfo", None)):
-        raise _RefusedError(f"it holds the {type(value).__qualname__} {value!r}, which is not the same as text")
-    return [name, text]
-
-
 # ── and back ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -262,10 +230,6 @@ def _build_picture(parts: list[Any], buffers: Iterator[np.ndarray]) -> Any:
     return picture
 
 
-def _text_builder(from_text: Callable[[str], Any]) -> Callable[[list[Any], Iterator[np.ndarray]], Any]:
-    return lambda parts, _: from_text(parts[0])
-
-
 def _dtype(text: str) -> np.dtype[Any]:
     """Return the dtype that a .npy file would state so: a name, or a list of fields as Python writes it."""
     return np.lib.format.descr_to_dtype(ast.literal_eval(text)) if text.startswith(("[", "(")) else np.dtype(text)
@@ -283,5 +247,4 @@ _BUILDERS: dict[str, Callable[[list[Any], Iterator[np.ndarray]], Any]] = {
     "tensor": _build_tensor,
     "empty": _build_empty,
     "picture": _build_picture,
-    **{name: _text_builder(back) for name, (_, _, back) in _TEXTS.items()},
 }
