@@ -64,6 +64,30 @@ def test_an_item_is_a_fresh_copy_and_the_container_cannot_be_written() -> None:
         one[0] = {}
 
 
+def test_a_large_container_within_one_is_shared_itself_so_that_a_look_up_makes_its_entry_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"name {number}" for number in range(2000)]
+    data = {"names": names, "ids": {name: [place] for place, name in enumerate(names)}, "odd": {object: names}, "n": 1}
+    made = penstock.shared(data)
+    table = pickle.loads(pickle.dumps(made))
+    assert table["names"] == names
+    assert (table["odd"], table["n"]) == ({object: names}, 1)
+    nested = penstock.shared([names, np.zeros(1 << 18, np.float64), ("small", names[:3])])
+    assert nested[0][-1] == names[-1]
+    assert nested[2] == ("small", names[:3])
+    with pytest.raises(TypeError):
+        table["names"][3] = "lost"
+    with pytest.raises(ValueError, match="read-only"):
+        nested[1][0] = 1
+    unpickled = list[int]()
+    loads = pickle.loads
+    monkeypatch.setattr(pickle, "loads", lambda content: unpickled.append(len(content)) or loads(content))
+    entry = penstock.shared(data)["ids"]["name 1999"]
+    assert entry == [1999]
+    assert max(unpickled) < 100
+
+
 def test_lists_are_equal_only_to_lists_of_the_same_items() -> None:
     one = penstock.shared(["a", "b"])
     assert one != ["a"]

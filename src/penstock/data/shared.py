@@ -8,6 +8,7 @@ Layout of a segment, all parts on multiples of 8 bytes:
     numbers    int64 or float64, one for each item: lists that hold only int (which fit), or only float
     text       int64 where each item ends, one more than there are; all items as UTF-8: lists that hold only str
     objects    the same, the items pickled one by one
+    nested     what is large within a list or dict is a segment of its own: see `_is_large`
     dict       its keys and its values as two lists; hashes of the keys, sorted, and which key each is of
     array      its elements in C order
 """
@@ -22,9 +23,10 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from numbers import Number
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
@@ -39,6 +41,9 @@ _CHUNK_NBYTES = 16 << 20
 """Bytes that are collected before they go to the segment's size: each chunk is freed when it has been copied."""
 
 _SHOWN = 3
+_LARGE, _LARGE_NBYTES = 1000, 1 << 20
+_MOST_NESTED = 32
+"""Containers within one that are shared themselves, as each takes a descriptor, a dict four."""
 
 
 @overload
@@ -61,8 +66,10 @@ def shared(data: Any) -> Any:
         data: one of
 
             - a list or tuple: a Sequence with the same items, each unpickled when it is read (a changed item does not
-              change the container; what two items shared, each has for itself). A slice is a view.
-            - a dict: a Mapping. Keys are text, bytes, numbers, None, or tuples of these.
+              change the container; what two items shared, each has for itself). A slice is a view. Of the first 32
+              items that are lists, tuples or dicts of 1 000 entries, or arrays of 1 MiB, and more, each is shared
+              itself: read-only, and a look-up in it makes its entry alone.
+            - a dict: a Mapping, likewise. Keys are text, bytes, numbers, None, or tuples of these.
             - a NumPy array without Python objects: a read-only array. Entries and slices are plain arrays. As with a
               memory map of a file, C code that writes to it ends the process (SIGSEGV): `torch.from_numpy` of it warns
               of that, and its `clone()` may be written.
@@ -112,14 +119,19 @@ class SharedList(Sequence[_Item]):
         kind: of the layout: "q" or "d" (numbers), "text" or "objects".
         count: items in the segment.
         places: which of them, in order.
+        nested: items that are shared themselves, by their places in the segment.
     """
 
-    def __init__(self, parts: SharedBytes, kind: str, count: int, places: range) -> None:
+    def __init__(
+        self, parts: SharedBytes, kind: str, count: int, places: range, nested: Mapping[int, Any] | None = None
+    ) -> None:
         self._parts = parts
         self._kind = kind
         self._count = count
         self._places = places
-        self._read: Callable[[int], Any] = _reader(parts.memory, kind, count)
+        self._nested = nested or {}
+        read = _reader(parts.memory, kind, count)
+        self._read = read if not nested else lambda place: nested[place] if place in nested else read(place)
 
     @classmethod
     def of(cls, items: Sequence[_Item], name: Callable[[int], str]) -> SharedList[_Item]:
@@ -130,13 +142,16 @@ class SharedList(Sequence[_Item]):
             name: what an error calls the item at a place.
         """
         kind, numbers = _numbers_of(items)
+        nested = {} if kind != "objects" else _nested_of(items)
+        if nested:
+            items = [cast("_Item", None) if place in nested else item for place, item in enumerate(items)]
         if numbers is not None:
             parts = SharedBytes(8 * len(items))
             parts.memory[:] = memoryview(numbers).cast("B")
         else:
             parts = _ragged(items, kind, name)
         parts.protect()
-        return cls(parts, kind, len(items), range(len(items)))
+        return cls(parts, kind, len(items), range(len(items)), nested)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -151,7 +166,9 @@ class SharedList(Sequence[_Item]):
         except IndexError:
             raise IndexError(f"item {index} of a shared list of {len(self)}") from None
         return (
-            SharedList(self._parts, self._kind, self._count, place) if isinstance(index, slice) else self._read(place)
+            SharedList(self._parts, self._kind, self._count, place, self._nested)
+            if isinstance(index, slice)
+            else self._read(place)
         )
 
     def __iter__(self) -> Iterator[_Item]:
@@ -168,10 +185,25 @@ class SharedList(Sequence[_Item]):
         return _shown(self, map(repr, self), "[]", self._parts)
 
     def __reduce__(self) -> Any:
-        return SharedList, (self._parts, self._kind, self._count, self._places)
+        return SharedList, (self._parts, self._kind, self._count, self._places, self._nested)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedList[_Item]:
         return self
+
+
+def _nested_of(items: Sequence[Any]) -> dict[int, Any]:
+    """Return shared copies of the first items that are large, by their places."""
+    nested: dict[int, Any] = {}
+    for place in islice((place for place, item in enumerate(items) if _is_large(item)), _MOST_NESTED):
+        with suppress(OptionError):  # a dict with other keys is pickled
+            nested[place] = shared(items[place])
+    return nested
+
+
+def _is_large(item: Any) -> bool:
+    if type(item) is np.ndarray:
+        return item.nbytes >= _LARGE_NBYTES and not item.dtype.hasobject
+    return type(item) in (list, tuple, dict) and len(item) >= _LARGE
 
 
 def _numbers_of(items: Sequence[Any]) -> tuple[str, array[Any] | None]:
