@@ -345,7 +345,7 @@ def test_an_object_that_changes_between_its_ranges_is_an_error(files: Files, mon
         return found
 
     monkeypatch.setattr(files, "answer", change)
-    with pytest.raises(SourceError, match="was changed while it was read"):
+    with pytest.raises(SourceError, match="was changed since it was opened"):
         source[2]
 
 
@@ -434,7 +434,9 @@ def test_what_a_listing_says_of_versions_spares_requests_with_a_cache(s3: Proxy,
     assert s3.requests == []
     server = urlsplit(s3.url)
     put((str(server.hostname), int(server.port or 0)), {"1.jpg": b"new", "2.jpg": b"changed"})
-    assert batch_of(source.map(encoded), [2, 1]) == [b"changed", DATA[1]], "what is not kept is what is there now"
+    assert batch_of(source.map(encoded), [1]) == [DATA[1]], "the copy"
+    with pytest.raises(SourceError, match=r"2\.jpg was changed since it was opened"):
+        batch_of(source.map(encoded), [2])
     again = penstock.open("s3://bucket/", format="images", fields=["encoded"], storage=storage)
     assert isinstance(again, Source)
     assert batch_of(again.map(encoded), [2, 1]) == [b"changed", b"new"]

@@ -148,7 +148,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(store: Store, root:
     with Storage(range_nbytes=1000, ahead=0).open(f"{root}/f/0") as file:
         file.read(10)
         store.objects["f/0"] = bytes([1]) * 4000
-        with pytest.raises(SourceError, match="was changed while it was read"):
+        with pytest.raises(SourceError, match="was changed since it was opened"):
             file.read(4000)
 
 

@@ -115,7 +115,7 @@ class ClassFolders:
         self.paths = Paths(root, chain.from_iterable(in_order))
         """Where the files lie."""
         self._versions: tuple[np.ndarray, Paths] | None = None
-        if folders and self.are_remote and storage.cache is not None:
+        if folders and self.are_remote:
             known = {url: one for folder in folders for url, one in storage.listed_versions(folder).items()}
             versions = [known.get(path, FileVersion(0, "")) for path in self.paths]
             sizes = np.array([one.nbytes for one in versions], np.int64)
@@ -132,7 +132,7 @@ class ClassFolders:
         self._versions = None
 
     def listed_version(self, index: int) -> FileVersion | None:
-        """Return a remote file's version as its folder's listing has it; None where it does not, or without a cache."""
+        """Return a remote file's version as its folder's listing has it; None where it does not."""
         if self._versions is None or not (version := self._versions[1][index]):
             return None
         return FileVersion(int(self._versions[0][index]), version)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
 from penstock.core.urls import redact_url
-from penstock.data.storage.listed_folders import ListedFolders, list_each_folder
+from penstock.data.storage.folder_errors import listing, raise_folder_errors
 from penstock.data.storage.remote_errors import file_changed, translate_error, without_secrets
 from penstock.data.storage.retries import TransientError
 
@@ -58,6 +58,10 @@ class FileVersion:
     has_ranges: bool = True
     """Whether the server answers requests for a part of it."""
 
+    def is_same(self, other: FileVersion) -> bool:
+        """Return whether it may be of the same bytes: of some, only the size is known."""
+        return self.nbytes == other.nbytes and (self.version == other.version or not (self.version and other.version))
+
 
 def mark_of_server(endpoint: str) -> str:
     """Return what makes versions of one server differ from another's, whose bucket may have the same name and ETags.
@@ -77,7 +81,7 @@ class Backend:
 
     def __init__(self, fs: Any, stall_s: float) -> None:
         self._fs = fs
-        list_each_folder(fs)
+        raise_folder_errors(fs)
         self._read_slots = asyncio.Semaphore(MAX_READS)
         self._response_timeout_s = 2 * stall_s
         # The libraries' own timeouts of `stall_s` have holes: aiohttp waits without limit after "HTTP 100 Continue".
@@ -123,15 +127,15 @@ class Backend:
         async with aclosing(self.read(url, 0, version.nbytes, version)) as parts:  # type: ignore[type-var]
             return version, b"".join([part async for part in parts])
 
-    async def find(self, url: str, known: ListedFolders) -> list[ListedFile]:
-        """Return all files below a folder, sorted. `known` is of this listing's earlier attempts."""
-        with known.in_use():
+    async def find(self, url: str) -> list[ListedFile]:
+        """Return all files below a folder, sorted."""
+        with listing():
             urls = self._urls(url, await self._call(url, "find", self._path(url)))
         return [(found, 0, "") for found in urls if not found.endswith("/")]
 
-    async def glob(self, url: str, known: ListedFolders) -> list[str]:
-        """Return the URLs that match a pattern, sorted, folders among them; `known` as for `find`."""
-        with known.in_use():
+    async def glob(self, url: str) -> list[str]:
+        """Return the URLs that match a pattern, sorted, folders among them."""
+        with listing():
             return self._urls(url, await self._call(url, "glob", self._path(url)))
 
     async def exists(self, url: str) -> bool:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from penstock.core.errors import ExtraError, SourceError
@@ -32,7 +32,6 @@ from penstock.data.storage.remote_errors import credentials_error, without_secre
 from penstock.data.storage.s3_backend import S3, aws_session
 
 _READ_NBYTES = 1 << 20
-_MAX_PAGE_NBYTES = 64 << 20
 _CONNECTIONS = 2 * MAX_READS
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
@@ -165,30 +164,10 @@ def _http_fs(fs_class: Any, options: dict[str, Any], stall_s: float) -> Any:
         **_user_config(fs_class, "client_kwargs"),
         "timeout": aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
         "auto_decompress": False,
-        "response_class": _limited_response(),
         "read_bufsize": _READ_NBYTES,
     }
     get_client = next((one["get_client"] for one in _user_configs(fs_class) if "get_client" in one), None)
     return fs_class(**options, get_client=partial(open_session, get_client))
-
-
-@cache
-def _limited_response() -> Any:
-    """Return a class of aiohttp's responses that are read whole up to a limit: fsspec reads pages of folders so."""
-
-    class LimitedResponse(need("aiohttp", "remote").ClientResponse):  # type: ignore[misc]
-        async def read(self) -> bytes:
-            if self._body is None:  # type: ignore[has-type]  # aiohttp's own: text() takes the page from there
-                page = bytearray()
-                while part := await self.content.readany():
-                    page += part
-                    if len(page) > _MAX_PAGE_NBYTES:
-                        self.close()
-                        raise ValueError(f"the server sent a page of more than {_MAX_PAGE_NBYTES} bytes")
-                self._body = bytes(page)
-            return self._body
-
-    return LimitedResponse
 
 
 def _user_config(fs_class: Any, option: str) -> dict[str, Any]:

@@ -19,14 +19,14 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.core.errors import SourceError
 from penstock.data.storage.backend import Backend, FileVersion
 from penstock.data.storage.cache.disk_cache import DiskCache
 from penstock.data.storage.event_loop import EventLoopThread, acquire
+from penstock.data.storage.remote_errors import file_changed
 from penstock.data.storage.remote_file import query_async
 from penstock.data.storage.retries import Retries, TransientError
 
@@ -213,9 +213,7 @@ async def _fetch(loop_thread: EventLoopThread, request: ObjectRequest) -> Object
         return await query_async(loop_thread, url, retries, lambda backend: _fetch_start(backend, request))
     listed = request.version
     if listed is not None and listed.nbytes <= request.nbytes:
-        fetch_listed = partial(_fetch_version, request=request, version=listed)
-        with suppress(SourceError):  # it has changed since: which version it has now is looked up
-            return await query_async(loop_thread, url, retries, fetch_listed)
+        return await query_async(loop_thread, url, retries, partial(_fetch_version, request=request, version=listed))
     version = await query_async(loop_thread, url, retries, lambda backend: backend.file_version(url))
     if version.nbytes > request.nbytes:
         return ObjectStart(version, b"")
@@ -230,6 +228,8 @@ def _is_kept(cache: DiskCache, url: str, version: FileVersion) -> bool:
 
 async def _fetch_start(backend: Backend, request: ObjectRequest) -> ObjectStart:
     version, data = await backend.read_start(request.url, request.nbytes)
+    if request.version is not None and not version.is_same(request.version):
+        raise file_changed(request.url)
     _check_length(len(data), min(version.nbytes, request.nbytes) if data else 0)
     return ObjectStart(version, data)
 

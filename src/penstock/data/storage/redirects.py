@@ -21,6 +21,7 @@ from penstock.core.urls import redact_url
 from penstock.data.optional import need
 
 _MOST = 10
+_MAX_PAGE_NBYTES = 64 << 20
 _STATUSES = (301, 302, 303, 307, 308)
 _HEADERS = {"accept", "accept-encoding", "range", "if-match", "if-range", "user-agent"}
 """What another origin gets of a request's headers."""
@@ -57,27 +58,15 @@ class RedirectSession:
         self._stranger = stranger
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("get", "head", "post", "put"):
+            return partial(self.request, name)
         return getattr(self._session, name)
 
     def request(self, method: str, url: Any, **options: Any) -> _Request:
         """Send a request; `await` it, or enter it."""
+        if method.upper() == "HEAD":  # of which aiohttp follows redirects only where that is asked for
+            options.setdefault("allow_redirects", False)
         return _Request(self._follow(method.upper(), url, options))
-
-    def get(self, url: Any, **options: Any) -> _Request:
-        """Send a GET request."""
-        return self.request("GET", url, **options)
-
-    def head(self, url: Any, **options: Any) -> _Request:
-        """Send a HEAD request; aiohttp follows redirects of these only where that is asked for."""
-        return self.request("HEAD", url, **{"allow_redirects": False, **options})
-
-    def post(self, url: Any, **options: Any) -> _Request:
-        """Send a POST request."""
-        return self.request("POST", url, **options)
-
-    def put(self, url: Any, **options: Any) -> _Request:
-        """Send a PUT request."""
-        return self.request("PUT", url, **options)
 
     async def close(self) -> None:
         """Close both sessions."""
@@ -92,7 +81,7 @@ class RedirectSession:
             response = await session.request(method, here, allow_redirects=False, **options)
             place = response.headers.get("Location")
             if not follows or place is None or response.status not in _STATUSES:
-                return response
+                return _limited(response)
             response.release()
             there = _place_of(first, here, place)
             count += 1
@@ -158,9 +147,33 @@ def without_redirects() -> type[Any]:
 
     async def get_session(self: Any, proxy_url: str | None) -> Any:
         session = await base._get_session(self, proxy_url)
-        return SimpleNamespace(request=partial(session.request, allow_redirects=False))
+
+        async def request(*arguments: Any, **options: Any) -> Any:
+            return _limited(await session.request(*arguments, allow_redirects=False, **options))
+
+        return SimpleNamespace(request=request)
 
     return type("SessionWithoutRedirects", (base,), {"_get_session": get_session})
+
+
+def _limited(response: Any) -> Any:
+    """Have a response of aiohttp read whole up to a limit: fsspec and botocore read pages of listings so."""
+
+    async def read() -> bytes:
+        page = bytearray()
+        try:
+            while part := await response.content.readany():
+                page += part
+                if len(page) > _MAX_PAGE_NBYTES:
+                    raise ValueError(f"the server sent a page of more than {_MAX_PAGE_NBYTES} bytes")
+        except BaseException:
+            response.close()
+            raise
+        response._body = bytes(page)  # where its own `text` takes it from
+        return bytes(page)
+
+    response.read = read
+    return response
 
 
 def _origin(url: Any) -> tuple[str, str, int]:

@@ -32,7 +32,7 @@ _TRANSIENT_STATUSES = {408, 425, 429}
 
 def file_changed(url: str) -> SourceError:
     """Return the error for a file that is not the version that was opened."""
-    return SourceError(f"{redact_url(url)} was changed while it was read; open it again")
+    return SourceError(f"{redact_url(url)} was changed since it was opened; open it again")
 
 
 def http_error(url: str, status: int, code: str = "", wait_s: float = 0.0) -> Exception:

@@ -256,8 +256,6 @@ async def _fill(loop_thread: EventLoopThread, url: str, span: _Range, version: F
 
 
 async def _wait_to_retry(url: str, budget: RetryBudget, error: TransientError) -> None:
-    if error.after_progress:
-        budget.progress()
     wait_s = budget.wait_s(error)
     if wait_s is None:
         raise SourceError(

@@ -17,13 +17,11 @@ _JITTER = random.SystemRandom()  # not the global one: users seed it, and forked
 class TransientError(Exception):
     """A request failed, and may succeed when it is repeated: a cut connection, a server that is busy."""
 
-    def __init__(self, reason: str, wait_s: float = 0.0, *, after_progress: bool = False) -> None:
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         self.reason = redact(reason)
         super().__init__(self.reason)
         self.wait_s = wait_s
         """The server's Retry-After."""
-        self.after_progress = after_progress
-        """Whether the attempt got further than the one before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,30 +1,35 @@
-"""S3, and servers with its API: the session of s3fs, whose requests its client signs, or a signer like it.
+"""S3, and servers with its API: botocore signs and lists, and objects come through the session of s3fs.
 
-The client's own calls take four times the CPU time. Its retries and those of botocore are off: they would multiply with
-ours.
+The client's own calls take four times the CPU time, and to presign each URL anew ten times: endpoint, account and rules
+are looked up once for each bucket. Its retries and those of botocore are off: they would multiply with ours.
 """
 
 from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
-from xml.etree import ElementTree
 
 from penstock.data.optional import need
 from penstock.data.storage.backend import FileVersion, ListedFile, mark_of_server
 from penstock.data.storage.http_backend import Http, check_status
-from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.remote_errors import REFUSED_REDIRECT
 from penstock.data.storage.retries import TransientError
-from penstock.data.storage.url_signer import PLAIN_KEY, PROBE, UrlSigner
 
 _MAX_ERROR_NBYTES = 4096
-_MAX_PAGE_NBYTES = 64 << 20
-"""Of a page of a listing, which has a thousand keys of at most 1024 bytes."""
+_PROBE = "penstock-probe"
+"""The key of the object of whose URL those of a bucket's others are made."""
+_PLAIN_KEY = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+"""Keys that stand in a URL as they are."""
+
+_OF_NOW = {"X-Amz-Credential", "X-Amz-Date", "X-Amz-Signature"}
+"""Parts of a signature that differ each second, or day."""
+
+Sign = Callable[[str, dict[str, str], Any], str]
+"""Returns the URL to which a GET of a key is sent, with these headers and credentials."""
 
 
 class S3(Http):
@@ -35,8 +40,7 @@ class S3(Http):
         self._clients: set[int] = set()
         self._marks: dict[str, str] = {}
         """By bucket."""
-        self._listings: dict[str, _Pages] = {}
-        self._signers: dict[tuple[str, str], UrlSigner | None] = {}
+        self._signers: dict[tuple[str, str], Sign | None] = {}
         """By client, and bucket with the user's arguments; None where the client has to sign each URL itself."""
 
     async def file_version(self, url: str) -> FileVersion:
@@ -51,31 +55,19 @@ class S3(Http):
         told = str(response.get("ETag") or changed or "")
         return FileVersion(int(response["ContentLength"]), told and told + await self._mark(url))
 
-    async def find(self, url: str, known: ListedFolders) -> list[ListedFile]:
-        """Return all files below a folder, sorted, with their sizes and ETags.
-
-        As s3fs does, with a part of its time and memory. A retry goes on with the page that has failed.
-        """
+    async def find(self, url: str) -> list[ListedFile]:
+        """Return all files below a folder, sorted, with their sizes and ETags."""
         bucket, key, _ = self._fs.split_path(self._path(url))
-        pages = self._listings.setdefault(url, _Pages())
-        scheme, prefix = url.partition("://")[0], f"{key}/" if key else ""
-        while pages.has_more:
-            token = {"ContinuationToken": pages.token} if pages.token else {}
-            with self._translate_errors(url):
-                client = await self._client(bucket)
-                arguments = {"Bucket": bucket, "Prefix": prefix, "EncodingType": "url", **token, **self._fs.req_kw}
-                arguments = self._fs._get_s3_method_kwargs(client.list_objects_v2, **arguments)
-                signed = await client.generate_presigned_url("list_objects_v2", Params=arguments)
-                async with self._send(url, client, signed, _headers(client, arguments, "ListObjectsV2")) as response:
-                    parts = self._parts(response, _MAX_PAGE_NBYTES)
-                    pages.add(b"".join([part async for part in parts]))
-        del self._listings[url]
-        mark = await self._mark(url)
-        found = [
-            (f"{scheme}://{bucket}/{name}", nbytes, version and version + mark)
-            for name, nbytes, version in sorted(pages.found)
-        ]
-        return found or await super().find(url, known)
+        root, found = f"{url.partition('://')[0]}://{bucket}/", list[ListedFile]()
+        with self._translate_errors(url):
+            client, mark = await self._client(bucket), await self._mark(url)
+            arguments = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **self._fs.req_kw}
+            arguments = self._fs._get_s3_method_kwargs(client.list_objects_v2, **arguments)
+            async for page in client.get_paginator("list_objects_v2").paginate(**arguments):
+                for one in page.get("Contents", ()):
+                    if not one["Key"].endswith("/"):
+                        found.append((root + one["Key"], one["Size"], one["ETag"] + mark))
+        return sorted(found) or await super().find(url)
 
     async def _mark(self, url: str) -> str:
         bucket = self._fs.split_path(url)[0]
@@ -116,11 +108,14 @@ class S3(Http):
         client = await self._client(bucket)
         arguments = {"Bucket": bucket, "Key": key, "Range": byte_range, **({"VersionId": version} if version else {})}
         arguments = self._fs._get_s3_method_kwargs(client.get_object, **arguments)
-        signer = await self._signer(client, arguments) if not version and PLAIN_KEY.fullmatch(key) else None
-        if signer is not None:
+        sign = await self._signer(client, arguments) if not version and _PLAIN_KEY.fullmatch(key) else None
+        if sign is not None:
             headers = _headers(client, arguments)
-            credentials = await client._request_signer._credentials.get_frozen_credentials()
-            return client, signer.sign(key, headers, credentials), headers
+            return (
+                client,
+                sign(key, headers, await client._request_signer._credentials.get_frozen_credentials()),
+                headers,
+            )
         signed = await client.generate_presigned_url("get_object", Params=arguments)  # which adds to the arguments
         return client, signed, _headers(client, arguments)
 
@@ -129,18 +124,17 @@ class S3(Http):
         client = await self._fs.get_s3(bucket)
         if id(client) not in self._clients:
             self._clients.add(id(client))
-            for name in ("GetObject", "ListObjectsV2"):
-                client.meta.events.register_first(f"choose-signer.s3.{name}", _keep_signature_version)
+            client.meta.events.register_first("choose-signer.s3.GetObject", _keep_signature_version)
         return client
 
-    async def _signer(self, client: Any, arguments: dict[str, str]) -> UrlSigner | None:
+    async def _signer(self, client: Any, arguments: dict[str, str]) -> Sign | None:
         """Return what signs URLs as the client does for these arguments, whatever the key; None if only it can."""
         like = str(id(client)), repr([item for item in arguments.items() if item[0] not in ("Key", "Range")])
         if like not in self._signers:
-            headers, credentials = _headers(client, arguments), client._request_signer._credentials
+            credentials = client._request_signer._credentials
             frozen = None if credentials is None else await credentials.get_frozen_credentials()
-            probe = await client.generate_presigned_url("get_object", Params={**arguments, "Key": PROBE})
-            self._signers[like] = None if frozen is None else UrlSigner.like(probe, headers, frozen)
+            probe = await client.generate_presigned_url("get_object", Params={**arguments, "Key": _PROBE})
+            self._signers[like] = None if frozen is None else _sign_like(probe, _headers(client, arguments), frozen)
         return self._signers[like]
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
@@ -148,32 +142,30 @@ class S3(Http):
         return (*super()._foreign_errors(), botocore.BotoCoreError, botocore.ClientError)
 
 
-class _Pages:
-    """The listing of a bucket, as far as its pages have come."""
+def _sign_like(probe: str, headers: dict[str, str], credentials: Any) -> Sign | None:
+    """Return what signs URLs as one is signed for `_PROBE`; None if there is more to it than Signature Version 4."""
+    before_key, _, query = probe.partition(f"{_PROBE}?")
+    found = dict(urllib.parse.parse_qsl(query))
+    if found.get("X-Amz-Algorithm") != "AWS4-HMAC-SHA256":
+        return None
+    make_request = need("botocore.awsrequest", "s3").AWSRequest
+    make_signer = need("botocore.auth", "s3").S3SigV4QueryAuth
+    region, service = found["X-Amz-Credential"].split("/")[-3:-1]
 
-    def __init__(self) -> None:
-        self.found: list[ListedFile] = []
-        self.token = ""
-        self.has_more = True
+    def sign(key: str, headers: dict[str, str], credentials: Any) -> str:
+        request = make_request("GET", before_key + key, headers=headers)
+        make_signer(credentials, service, region, int(found["X-Amz-Expires"])).add_auth(request)
+        url: str = request.url
+        return url
 
-    def add(self, page: bytes) -> None:
-        try:
-            root = ElementTree.fromstring(page)
-        except ElementTree.ParseError as error:
-            raise TransientError("the server sent half a listing") from error
-        space = root.tag.partition("ListBucketResult")[0]
-        is_encoded = root.findtext(f"{space}EncodingType") == "url"
-        for one in root.iterfind(f"{space}Contents"):
-            key, nbytes, version = (one.findtext(f"{space}{name}") or "" for name in ("Key", "Size", "ETag"))
-            if not key.endswith("/"):
-                self.found.append((urllib.parse.unquote_plus(key) if is_encoded else key, int(nbytes), version))
-        self.token = root.findtext(f"{space}NextContinuationToken") or ""
-        self.has_more = bool(self.token)
+    same = dict(urllib.parse.parse_qsl(sign(_PROBE, headers, credentials).partition("?")[2]))
+    is_same = same.keys() == found.keys() and all(same[name] == found[name] for name in found.keys() - _OF_NOW)
+    return sign if is_same else None
 
 
-def _headers(client: Any, arguments: dict[str, str], operation: str = "GetObject") -> dict[str, str]:
+def _headers(client: Any, arguments: dict[str, str]) -> dict[str, str]:
     """Return the headers that a request for an object has by its arguments."""
-    members = client.meta.service_model.operation_model(operation).input_shape.members
+    members = client.meta.service_model.operation_model("GetObject").input_shape.members
     places = {name: members[name].serialization for name in arguments}
     return {one["name"]: arguments[name] for name, one in places.items() if one.get("location") == "header"}
 

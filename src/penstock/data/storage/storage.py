@@ -33,9 +33,9 @@ from penstock.data.storage.cache.cache_fill import CopyingFile
 from penstock.data.storage.cache.disk_cache import DiskCache, user_folder
 from penstock.data.storage.cache.partial_copy import PartialCopy
 from penstock.data.storage.foreign_files import refuse_pointer
-from penstock.data.storage.listed_folders import ListedFolders
 from penstock.data.storage.listings import listed
 from penstock.data.storage.object_batch import ObjectRequest, fetch, keep
+from penstock.data.storage.remote_errors import file_changed
 from penstock.data.storage.remote_file import AHEAD, RANGE_NBYTES, RemoteFile, each, file_versions, open_remote
 from penstock.data.storage.retries import Retries
 
@@ -79,6 +79,8 @@ class Storage:
     """Requests of an open file that are under way ahead of its reader, in addition to the one that is read."""
 
     _opening: str = field(default_factory=lambda: uuid.uuid4().hex, init=False, repr=False, compare=False)
+    _seen: dict[str, FileVersion] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The versions of remote files that were opened, here or before it was pickled: later ones are errors."""
 
     def __post_init__(self) -> None:
         for name, least in (("cache_nbytes", 0), ("range_nbytes", 1)):
@@ -130,7 +132,8 @@ class Storage:
         remote = [one for one in files if is_remote(one) and one in braced]
         some = remote[:: -(-len(remote) // _MAX_LOOKED_UP) or 1]
         if some:
-            listed("there", "\n".join(some), lambda: [one.nbytes for one in self.file_versions(some)])
+            found = listed("there", "\n".join(some), lambda: [*self.file_versions(some)])
+            self._seen.update(zip(some, found, strict=True))
 
     def list(self, path: str) -> list[str]:
         """Return all files below a folder, sorted, except those whose name or folder begins with a dot.
@@ -141,7 +144,9 @@ class Storage:
         path = strip_file_scheme(path)
         if is_remote(path):
             folder = path.rstrip("/") + "/"
-            return [url for url, _, _ in self._listed("find", folder) if "/." not in f"/{url.removeprefix(folder)}"]
+            found = [one for one in self._listed("find", folder) if "/." not in f"/{one[0].removeprefix(folder)}"]
+            self._seen.update({url: FileVersion(*told) for url, *told in found[:_MAX_LOOKED_UP] if told[1]})
+            return [url for url, _, _ in found]
         return sorted(walk_files(path))
 
     def listed_versions(self, path: str) -> dict[str, FileVersion]:
@@ -164,7 +169,7 @@ class Storage:
         try:
             file: BinaryIO
             if is_remote(path):
-                file = self._open_version(path, self.file_versions([path])[0], copies=not offset)
+                file = self._open_version(path, self._version(path), copies=not offset)
             elif stat.S_ISFIFO(os.stat(path).st_mode):
                 raise SourceError(
                     f"{path} is a pipe, which is read once, and data are read again: for types, workers and epochs; "
@@ -253,19 +258,26 @@ class Storage:
                 raise SourceError(f"there is no file {path!r}")
             refuse_pointer(path, path)
             return path
-        version = file_versions([path], self._retries())[0]
+        version = self._version(path)
         cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes, self._opening)
         name = cache.copy_name(path, version)
         local = cache.path(name, version.nbytes, lambda copy: self._download(path, version, copy))
         refuse_pointer(path, local)
         return local
 
-    def _listed(self, kind: Literal["find", "glob"], place: str) -> Sequence[Any]:
-        def ask() -> Any:
-            known = ListedFolders()
-            return each([place], self._retries(), lambda backend, url: getattr(backend, kind)(url, known))[0]
+    def _version(self, url: str) -> FileVersion:
+        """Return the version of a remote file, which is the one that it had when it was opened first.
 
-        return listed(kind, place, ask)
+        Raises:
+            SourceError: it has another one.
+        """
+        version = self.file_versions([url])[0]
+        if not version.is_same(self._seen.setdefault(url, version)):
+            raise file_changed(url)
+        return version
+
+    def _listed(self, kind: Literal["find", "glob"], place: str) -> Sequence[Any]:
+        return listed(kind, place, lambda: each([place], self._retries(), lambda one, url: getattr(one, kind)(url))[0])
 
     def _open_version(self, url: str, version: FileVersion, *, copies: bool) -> BinaryIO:
         copy = None

@@ -54,7 +54,8 @@ def keep_copy(cache: DiskCache, name: str) -> None:
 
 def use_copy(cache: DiskCache, name: str, time: float | None = None) -> None:
     if time is not None:
-        os.utime(os.path.join(cache.folder, name), (time, time))
+        path = os.path.join(cache.folder, name)
+        os.utime(path, (time, os.stat(path).st_mtime))
         return
     file = cache.open(name, 1000)
     assert file is not None
@@ -240,6 +241,7 @@ def test_a_copy_that_is_read_is_not_removed(cache: DiskCache) -> None:
         keep_copy(cache, "d")
         assert names(cache) == ["a", "c", "d"]
         assert file.read() == BODY
+    use_copy(cache, "a", 0)
     keep_copy(cache, "e")
     assert names(cache) == ["c", "d", "e"]
 
@@ -268,6 +270,24 @@ def test_leases_of_another_machine_hold_for_a_day(cache: DiskCache) -> None:
     os.utime(note, (0, 0))
     keep_copy(cache, "d")
     assert not note.exists()
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 999])
+def test_a_flipped_byte_in_a_copy_is_found_and_the_file_is_fetched_anew(
+    cache: DiskCache, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for open_copy in (lambda: cache.open("a", 1000), lambda: cache.path("a", 1000, write_body)):
+        path = Path(cache.path("a", 1000, write_body))
+        data = bytearray(path.read_bytes())
+        data[at] ^= 64
+        before = path.stat()
+        path.write_bytes(data)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        monkeypatch.setattr(disk_cache, "_checked", set())  # as in another process
+        with pytest.warns(UserWarning, match="a copy of a remote file, was damaged; it is fetched anew"):
+            found = open_copy()
+        assert found is None or Path(found).read_bytes() == BODY
+    cache.path("a", 1000, fail_if_called)
 
 
 def test_a_copy_that_is_open_keeps_its_bytes_when_it_is_removed(cache: DiskCache) -> None:

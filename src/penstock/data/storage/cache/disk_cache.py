@@ -1,7 +1,8 @@
 """A folder of copies of remote files, shared by all workers, ranks and jobs that use the same folder.
 
     KEY-NAME              a complete copy; KEY is a hash of the URL, the size and the version, which has a mark of the
-                          server, so that a file that changes at its origin or is another server's gets another copy
+                          server, so that a file that changes at its origin or is another server's gets another copy.
+                          The time of its last change is its checksum, that of its last access when it was used
     KEY-NAME.part         a copy being made, locked (flock) by the process that makes it; others wait
     KEY-NAME.read.part    a copy made while a stream reads the file; others read past the cache
     lock                  held while room is made; its 8 bytes are a number of bytes that the copies do not exceed
@@ -16,7 +17,8 @@ are listed when that exceeds `nbytes`, and before a process's first copy. To mak
 are removed, except those that are open through `DiskCache.open`, which are locked (shared), and those whose path
 `DiskCache.path` gave to a living process. The folder and its files are this user's alone, see `private_files`: copies
 of private files stay private, and what another user has put there is refused. The file system must support locks:
-local ones do, Lustre with -o flock, NFS from version 4.
+local ones do, Lustre with -o flock, NFS from version 4. Each process compares a copy with its checksum when it first
+opens it; one that is damaged is removed, and fetched anew.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import os
 import re
 import shutil
 import stat
+import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,7 +41,7 @@ from penstock.core.errors import SourceError
 from penstock.core.private_files import check_folder, make_folder, open_file
 from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.cache import cache_leases
-from penstock.data.storage.cache.partial_copy import PartialCopy, translate_errors
+from penstock.data.storage.cache.partial_copy import Checksum, PartialCopy, translate_errors
 from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, unlock, unlock_and_close
 
 _PARTIAL = ".part"
@@ -50,8 +54,10 @@ _TO_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 _SPARE = 32
 """A full cache makes room for this part of it at once: to list its files for each copy takes longer than the copy."""
 
-_checked: set[tuple[int, str]] = set()
-"""Processes and folders that they have read from: each file is checked as it is opened, the folder once."""
+_READ_NBYTES = 1 << 20
+
+_checked: set[int] = set()
+"""Hashes of processes with the folders and copies that they have looked at: whose they are, and whether intact."""
 
 _listed: set[tuple[int, str]] = set()
 """Processes and their folders whose files they have listed."""
@@ -96,17 +102,26 @@ class DiskCache:
         path = os.path.join(self.folder, name)
         with translate_errors(path, nbytes):
             try:
-                place = os.getpid(), self.folder
+                place = hash((os.getpid(), self.folder))
                 if place not in _checked:
                     check_folder(self.folder)
                     _checked.add(place)
                 file = LockedFile(path)
             except FileNotFoundError:
                 return None
-            if os.fstat(file.fileno()).st_size != nbytes:
+            status = os.fstat(file.fileno())
+            if status.st_size != nbytes:
                 file.close()
                 return None
-            os.utime(file.fileno())
+            place = hash((os.getpid(), path))
+            if place not in _checked and not _is_intact(file.fileno(), int(status.st_mtime)):
+                file.close()
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                warnings.warn(f"{path}, a copy of a remote file, was damaged; it is fetched anew", stacklevel=3)
+                return None
+            _checked.add(place)
+            os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
         return io.BufferedReader(file)
 
     def path(self, name: str, nbytes: int, write: Callable[[PartialCopy], None]) -> str:
@@ -220,7 +235,7 @@ class DiskCache:
             with suppress(FileNotFoundError):
                 status = os.stat(path, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    found.append((status.st_mtime, status.st_size, path))
+                    found.append((status.st_atime, status.st_size, path))
         return found
 
     def _paths(self) -> list[str]:
@@ -232,6 +247,14 @@ def _is_complete(path: str, nbytes: int) -> bool:
         return os.stat(path).st_size == nbytes
     except FileNotFoundError:
         return False
+
+
+def _is_intact(descriptor: int, seconds: int) -> bool:
+    checksum, at = Checksum(), 0
+    while data := os.pread(descriptor, _READ_NBYTES, at):
+        checksum.add(data)
+        at += len(data)
+    return checksum.seconds() == seconds
 
 
 def _remove_if_unused(path: str) -> bool:
