@@ -153,7 +153,7 @@ def test_what_had_not_been_handed_out_comes_in_the_same_order(
             assert numbers(other) == following
 
 
-@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(1, 80),
     batch_size=st.integers(1, 5),
@@ -213,13 +213,13 @@ def test_a_shard_that_has_ended_still_has_the_batches_that_wait_to_be_handed_out
         assert sorted(first + numbers(other) if len(first) < 24 else first) == list(range(24))
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(45), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(0, 60),
     batch_size=st.integers(1, 5),
     kind=st.sampled_from([Every, Counting]),
     saved=st.integers(0, 3),
-    resumed=st.integers(0, 3),
+    resumed=st.integers(0, 2),
     every=st.sampled_from([1, 2, 5]),
     data=st.data(),
 )
@@ -463,9 +463,8 @@ class Turns(Sampler[list[int]]):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 5])
 @pytest.mark.parametrize("has_length", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("workers", "every"), [(0, 1), (1, 1), (1, 4)])
 def test_a_batch_sampler_with_a_state_gives_each_batch_once(workers: int, has_length: bool, every: int) -> None:
     def loader() -> DataLoader[Any]:
         sampler = Turns(has_length=has_length)
@@ -480,6 +479,7 @@ def test_a_batch_sampler_with_a_state_gives_each_batch_once(workers: int, has_le
         other.load_state_dict(copy.deepcopy(one.state_dict()))
         left = [number + 10 for number in range(batches + 1, 6)] or [21, 22, 23, 24, 25]
         assert numbers(other)[::2] == left
+        assert other.state_dict()["epoch"] == (2 if batches == 5 else 1)
         assert numbers(other)[0] == (31 if batches == 5 else 21)
 
 

@@ -37,7 +37,7 @@ def test_every_index_comes_once() -> None:
 
 @pytest.mark.parametrize("length", [10, *(pytest.param(length, marks=pytest.mark.slow) for length in (40, 300))])
 def test_each_index_is_at_each_place_and_beside_each_other_one_as_often(length: int) -> None:
-    orders = np.stack([order(length, seed) for seed in range(3000)])
+    orders = np.stack([order(length, seed) for seed in range(3000 if length == 10 else 1000)])
     places = np.stack([np.bincount(orders[:, place], minlength=length) for place in range(length)])
     assert abs(z_of(places)) < LARGEST_Z
     steps = (orders[:, 1:] - orders[:, :-1]) % length
