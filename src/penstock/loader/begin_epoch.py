@@ -23,7 +23,7 @@ from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.batch_cursor import BatchCursor, is_over
 from penstock.loader.sampling.index_digest import UNKNOWN, DigestLog, PassDigest
 from penstock.loader.sampling.orders import drawn_from, order_for
-from penstock.loader.sampling.rank_sampler import RankSampler
+from penstock.loader.sampling.own_sampler import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
 from penstock.loader.sampling.unknown_order import UnknownOrder
 from penstock.loader.workers.sample_seed import derive_seed

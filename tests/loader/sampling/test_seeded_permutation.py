@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock import DataLoader
-from penstock.loader.sampling import rank_sampler
+from penstock.loader.sampling import own_sampler
 from penstock.loader.sampling.seeded_permutation import SeededPermutation
 
 LARGEST_Z = 4.5
@@ -108,7 +108,7 @@ def test_orders_that_are_drawn_are_torchs(seed: int | None, monkeypatch: pytest.
     options = {"shuffle": True, "seed": seed, "distributed": True}
     drawn = [index for batch in DataLoader(range(50), 8, **options) for index in batch.tolist()]  # type: ignore[arg-type]
     assert drawn == torch.randperm(50, generator=torch.Generator().manual_seed(seed or 0)).tolist()
-    monkeypatch.setattr(rank_sampler, "_MOST_DRAWN", 49)
+    monkeypatch.setattr(own_sampler, "_MOST_DRAWN", 49)
     computed = [index for batch in DataLoader(range(50), 8, **options) for index in batch.tolist()]  # type: ignore[arg-type]
     assert (computed == drawn) == (seed is None)
     assert sorted(computed) == [*range(50)]

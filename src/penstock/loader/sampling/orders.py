@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from penstock.data.chunk_shuffle import ChunkShuffle
 from penstock.loader.sampling.indexed_order import DrawnIndices, IndexedOrder, SequentialIndices, randperm
-from penstock.loader.sampling.rank_sampler import RankSampler, order_of_ranks, share_of
+from penstock.loader.sampling.own_sampler import RankSampler, order_of_ranks, share_of
 from penstock.loader.sampling.sharding import Share
 from penstock.loader.sampling.unknown_order import OrderState, UnknownOrder
 
