@@ -25,7 +25,7 @@ class Doctor:
     - module:object, as in train:main: a DataLoader (torch's or penstock's), a function that returns one, a pair
       (loader, step), a function that returns such a pair, or a function that runs a training loop.
 
-    step(batch) is the training step. Functions are called without arguments; arguments after "--" are the program's
+    step(batch) is the training step. Functions are called without arguments; arguments after `--` are the program's
     sys.argv. The doctor loads real samples and runs real training steps. It cuts other loops of the program short,
     such as a validation, so results that the program prints meanwhile cover only a part.
 
@@ -96,8 +96,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", default="64,3,224,224", metavar="N,...", help="shape of that batch (default: %(default)s)"
     )
-    parser.add_argument("--dtype", default="float32", help="torch dtype of that batch (default: %(default)s)")
-    parser.add_argument("--device", help="cuda, cuda:1, sim, cpu ... (default: the accelerator)")
+    parser.add_argument(
+        "--dtype", default="float32", help="dtype of that batch, as torch names it (default: %(default)s)"
+    )
+    parser.add_argument("--device", help="device of that batch: cuda, cuda:1, sim, cpu ... (default: the accelerator)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

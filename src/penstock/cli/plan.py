@@ -53,7 +53,7 @@ class Plan:
         parser.add_argument(
             "function",
             metavar="FUNCTION",
-            help="module:function, as in train:step; the current folder is searched first",
+            help="a function as module:function, such as train:step; the current folder is searched first",
         )
         parser.add_argument(
             "--budget", help="the memory that the step may use, as in 24GiB; by default what the GPU has"

@@ -29,10 +29,12 @@ class Tune:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
         parser.add_argument(
-            "object", metavar="LOADER", help="module:object, as in train:loader; the current folder is searched first"
+            "object",
+            metavar="LOADER",
+            help="a loader as module:object, such as train:loader; the current folder is searched first",
         )
         step = parser.add_mutually_exclusive_group()
-        step.add_argument("--step", metavar="STEP", help="module:function, the training step; it takes a batch")
+        step.add_argument("--step", metavar="STEP", help="the training step as module:function; it takes a batch")
         step.add_argument("--step-ms", type=float, metavar="X", help="the time of a step on a device, in milliseconds")
         parser.add_argument(
             "--ram", metavar="SIZE", help="the most memory that workers and batches may use, as in 4GiB"
