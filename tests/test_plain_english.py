@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INSTEAD = {
     r"\bbeside\b": "next to, in addition to, compared with",
     r"\bdear(er)?\b": "expensive, slow",
-    r"\b(is|are) (said|told|named)\b": "who says it: penstock warns, the error names",
+    r"\b(is|are) (said|told|named|noted|warned of|honoured|taken for)\b": "penstock warns, the error names",
     r"\b(is|are) refused\b": "penstock raises an error, refuses",
     r"\b(is|are) (proven|proved)\b": "tests check",
     r", which (is tested|a test|tests)\b": "a sentence of its own, or nothing",
@@ -24,6 +24,13 @@ INSTEAD = {
     r"\bwhat (\w+ ){0,3}costs?\b": "how long it takes, how much memory it needs",
     r"\bin the place of\b": "instead of",
     r"\bis there already\b": "is ready, is in memory",
+    r"\bshar(e|es|ed|ing) out\b": "shard, distribute",
+    r"\bcosts? what\b": "takes as long as",
+    r"\bone behind the other\b": "one after another",
+    r"\bwith what to change\b": "and says what to change",
+    r"\bwithout being told\b": "by itself",
+    r"\banew\b": "again",
+    r"\bfor ever\b": "forever",
 }
 """Patterns, whatever their case, and what to write. The list may grow."""
 
