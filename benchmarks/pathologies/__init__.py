@@ -90,16 +90,13 @@ PROBLEMS = {
     ),
     "a_lock_between_workers": _problem("samples-bound", "", "work.py|what workers share|num_workers", 4),
     "a_dictionary_of_a_manager": _problem("", "another-process-for-each-sample", "keep the data in the dataset", 5),
-    "gzip_read_for_each_sample": _problem("samples-bound", "opened-for-each-sample", "open it once in each worker", 5),
     "a_row_of_a_table": _problem("samples-bound", "table-row-for-each-sample", "to_numpy()", 5),
     "logging_in_every_sample": _problem("", "logging-per-sample", "log once per epoch", 5),
-    "blur_before_crop": _problem("samples-bound", "", "blur_before_crop.py", 5),
     "labels_parsed_for_each_sample": _problem("", "read-again-for-each-sample", "read it once, in __init__", 5),
     "folder_listed_for_each_sample": _problem("", "read-again-for-each-sample", "list it once, in __init__", 5),
     "saved_in_every_step": _problem("compute-bound", "saves-every-step", "save once per epoch", 4),
     "sorted_by_class": _problem("", "one-label", "shuffle=True", 2, is_timed=False),
     "split_overlaps": _problem("", "in-train-and-validation", "random_split", 1, is_timed=False),
-    "types_by_sample": _problem("", "types-differ", "float(value)", 1, is_timed=False),
     "gradients_added_up": _problem("", "gradients-not-cleared", "zero_grad()", 2, is_timed=False),
     "trained_in_evaluation_mode": _problem("", "trains-in-evaluation-mode", "model.train()", 2, is_timed=False),
     "two_softmaxes": _problem("", "loss-of-probabilities", "no softmax", 2, is_timed=False),
@@ -107,21 +104,10 @@ PROBLEMS = {
     "pixels_not_scaled": _problem("", "images-not-scaled", "divide by 255", 2, is_timed=False),
     "seed_in_every_sample": _problem("", "constant-seed", "take it out", 2, is_timed=False),
     "cycled_loader": _problem("", "cycled", "yield from loader", 1, is_timed=False),
-    "loader_in_every_step": _problem("", "iterator-recreated", "make the loader once", 1, is_timed=False),
-    "doubles_made_floats": _problem("", "float64-samples", "float32", 3),
-    "records_parsed_for_each_sample": _problem("", "parsed-for-each-sample", "do it once", 5),
     "copied_for_each_sample": _problem("", "copied-for-each-sample", "copy only", 5),
-    "shard_read_for_each_sample": _problem("", "reads-more-than-it-keeps", "read only the part", 5),
-    "table_searched": _problem("samples-bound", "table-row-for-each-sample", "group it by", 5),
     "kept_in_the_dataset": _problem("compute-bound", "kept-by-the-dataset", "self.history", 2.5, is_timed=False),
     "validated_often": _problem("start-up-bound", "other-loader-restarted", "make that loader once", 3),
     "stream_read_by_each_worker": _problem("", "each-worker-reads-all", "get_worker_info()", 4),
-    "evaluated_in_the_epoch": _problem("", "validates-often", "once per epoch", 4),
-    "locked_file": _problem("", "workers-do-not-scale", "what workers share", 5),
-    "constant_labels": _problem("", "one-label", "dataset[0][1]", 2, is_timed=False),
-    "pinned_without_accelerator": _problem(
-        "compute-bound", "pinned-without-accelerator", "pin_memory=torch.accelerator", 2, is_timed=False
-    ),
 }
 
 HEALTHY = tuple(sorted(file.stem for file in FOLDER.glob("healthy_*.py")))

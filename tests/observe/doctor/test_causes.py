@@ -16,7 +16,6 @@ from penstock.observe.doctor.probe_results import (
     HotLine,
     OneLabel,
     OtherLoop,
-    RepeatedPass,
     SampleCosts,
     WorkerActivity,
     WorkerNoise,
@@ -530,25 +529,6 @@ def test_what_is_no_label_is_not_taken_for_one(batch: object) -> None:
     recorder = LabelRecorder()
     recorder.add(batch)
     assert recorder.result() is None
-
-
-@pytest.mark.parametrize(
-    ("steps_between", "has_gradients", "gain"), [(10, True, 2.0 / 1.1), (10, False, 2.0 / 1.1), (40, True, None)]
-)
-def test_a_validation_after_every_few_steps_is_named_with_what_doing_it_once_would_gain(
-    steps_between: int, has_gradients: bool, gain: float | None
-) -> None:
-    found = _loop(_trial(AS_IS, 0.040, 0.001), _trial(FREE, 0.039))
-    one = RepeatedPass(
-        dataset="Rows", batches=40, batch_s=0.01, passes=3, steps_between=steps_between, has_gradients=has_gradients
-    )
-    found = replace(found, repeated_passes=(one,), settings=replace(found.settings, length=100))
-    findings = diagnose(found).findings
-    if gain is None:
-        assert findings == (), "20 % may be worth it"
-        return
-    assert (findings[0].name, findings[0].gain) == ("validates-often", pytest.approx(gain))
-    assert ("no_grad" in findings[0].remedy) is has_gradients
 
 
 def test_workers_that_each_make_the_whole_stream_are_known_by_the_processor_time_of_a_batch() -> None:

@@ -6,15 +6,19 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from sample_sets import Numbered
 from torch.utils.data import DataLoader
 
+from penstock.core.errors import PenstockError
 from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.probes.time_limit import time_limit
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS
+from penstock.observe.doctor.trials import trial_scheduler
 from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.examined_loop import run_loop
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
@@ -24,6 +28,12 @@ pytestmark = [
     pytest.mark.usefixtures("preloaded_python"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop before any optimizer is what the program is about after a moment."""
+    monkeypatch.setattr(trial_scheduler, "THRESHOLDS", replace(THRESHOLDS, no_gradient_loop_s=0.3))
 
 
 class Held(Numbered):
@@ -123,63 +133,51 @@ def test_what_a_program_takes_from_a_loader_before_it_trains_is_not_the_loop_to_
     assert found.step_calls.trains
 
 
-_LEFT: list[torch.optim.Optimizer] = []
+def test_a_loop_whose_optimizer_was_made_before_the_doctor_came_is_examined_at_once() -> None:
+    model = torch.nn.Linear(3, 1)
+    made_before = torch.optim.SGD(model.parameters(), lr=1e-9)
+
+    def program() -> None:
+        for images, _ in DataLoader(Held(400, (3,)), batch_size=2):
+            model(images).sum().backward()
+            made_before.step()
+        raise AssertionError("the loop was not ended")
+
+    found = examine(program, seconds=0.6)
+    assert (found.error, found.settings.dataset, found.batches_requested > 3) == ("", "Held", True)
 
 
-def test_an_optimizer_that_an_ended_program_left_behind_is_not_this_programs() -> None:
-    _LEFT.append(torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1))
-    found = examine(_train(_statistics), seconds=0.6)
+def test_an_iterator_that_a_look_leaves_behind_is_not_the_loop_to_examine() -> None:
+    def train() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        batches = iter(DataLoader(Held(64, (3,)), batch_size=2))
+        assert len(next(batches)) == 2
+        while True:
+            for images, _ in DataLoader(Numbered(64, (3,)), batch_size=4):
+                model(images).sum().backward()
+                optimizer.step()
+
+    found = examine(train, seconds=0.6)
     assert (found.error, found.settings.dataset) == ("", "Numbered")
 
 
-class Trainer:
-    """Has made its optimizer before the doctor comes."""
+def test_a_program_that_makes_a_list_of_an_epoch_gets_it_whole_and_is_told_why_nothing_is_examined() -> None:
+    kept: list[int] = []
 
-    def __init__(self) -> None:
-        self.model = torch.nn.Linear(3, 1)
-        self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=1e-9)]
+    def train() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        batches = list(DataLoader(Held(64, (3,)), batch_size=2))
+        kept.append(len(batches))
+        while True:
+            for images, _ in batches:
+                model(images).sum().backward()
+                optimizer.step()
 
-    def step(self, images: torch.Tensor) -> None:
-        self.model(images).sum().backward()
-        self.optimizers[0].step()
-
-
-_TRAINER = Trainer()
-
-
-def _train_by_attributes(trainer: Trainer, loader: DataLoader) -> None:
-    for images, _ in loader:
-        trainer.model(images).sum().backward()
-        trainer.optimizers[0].step()
-
-
-def _train_by_a_method(trainer: Trainer, loader: DataLoader) -> None:
-    optimize = trainer.step
-    for images, _ in loader:
-        optimize(images)
-
-
-def _train_by_a_global(_: Trainer, loader: DataLoader) -> None:
-    for images, _ in loader:
-        _TRAINER.model(images).sum().backward()
-        _TRAINER.optimizers[0].step()
-
-
-@pytest.mark.parametrize("train", [_train_by_attributes, _train_by_a_method, _train_by_a_global])
-def test_a_loop_whose_optimizer_was_made_before_the_doctor_came_is_examined_at_once(
-    train: Callable[[Trainer, DataLoader], None],
-) -> None:
-    trainer = Trainer()
-
-    def program() -> None:
-        train(trainer, DataLoader(Held(400, (3,)), batch_size=2))
-        optimizer = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)
-        for images, _ in DataLoader(Numbered(10_000, (3,)), batch_size=2):
-            images.sum()
-            optimizer.step()
-
-    found = examine(program, seconds=0.6)
-    assert (found.error, found.settings.dataset) == ("", "Held")
+    with pytest.raises(PenstockError, match=r"batches that it has collected before"):
+        examine(train, seconds=0.6)
+    assert kept == [32]
 
 
 def test_a_program_that_trains_in_a_thread_is_examined_and_the_thread_ends_without_a_traceback(

@@ -182,14 +182,6 @@ def test_lines_that_together_take_most_of_a_sample_are_named_and_cheap_samples_h
     assert _named(*lines, median_s=2e-5) == []
 
 
-def test_a_sample_that_reads_many_times_its_size_is_told_from_one_that_reads_what_it_keeps() -> None:
-    line = HotLine(line="train.py:3: image = np.load(self.files[i // 256])[i % 256]", fraction=0.8)
-    sizes = {"batch_nbytes": 8 << 14, "read_nbytes": 64 << 23}
-    assert _named(line, **sizes)[0] == "reads-more-than-it-keeps"
-    assert "reads-more-than-it-keeps" not in _named(line, **sizes | {"read_nbytes": 64 << 14})
-    assert "reads-more-than-it-keeps" not in _named(line, **sizes, median_s=0.1), "then reading is little of it"
-
-
 def _reading(read: RepeatedRead, *lines: HotLine) -> Measurements:
     costs = SampleCosts(samples=64, batch_samples=8, sample_s=0.01, median_s=0.01, repeated_read=read, lines=lines)
     return _measured(costs)

@@ -25,10 +25,8 @@ from torch.utils.data import (
 
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.contents.compare_loaders import Evaluation, compare_loaders, listed_twice
-from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.contents.origins import origins_of
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import SampleCosts
 from penstock.observe.doctor.probes import worker_noise
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
@@ -304,42 +302,6 @@ def test_what_a_sampler_of_ones_own_draws_is_known_from_a_copy_of_it(*, endless:
     assert endless or found["listed_twice"] == 0
     assert (sampler.epochs, sampler.random.bit_generator.state) == (0, before)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# ── types ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _types(*samples: Any) -> dict[str, Finding]:
-    types = FieldTypes()
-    for index, sample in enumerate(samples):
-        types.add(index, sample)
-    costs = SampleCosts(samples=2, batch_samples=2, sample_s=0.1, median_s=0.1, type_changes=types.changes())
-    return _findings(_measured(samples=costs))
-
-
-def test_a_field_of_two_types_is_named_with_a_sample_of_each() -> None:
-    finding = _types((torch.ones(2), 1), (torch.ones(2).double(), 2))["types-differ"]
-    assert finding.evidence == "sample[0]: float32 in dataset[0], float64 in dataset[1]"
-    assert not finding.is_uncertain
-    assert _types({"score": 1}, {"score": 0.5})["types-differ"].is_uncertain
-    assert "types-differ" in _types(np.ones(2, np.uint8), np.ones(2, np.float32))
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (np.int32(3), 3),
-        (np.float64(3), 3.0),
-        (torch.ones(0), torch.ones(2).long()),
-        (None, 1.0),
-        ("a", 1),
-        ([1, 2], [1, 2, 3.0]),
-        ({"a": 1}, {"b": 1.0}),
-        (torch.ones(2).int(), torch.ones(2).long()),
-    ],
-)
-def test_types_that_collate_to_one_are_not_mentioned(one: Any, other: Any) -> None:
-    assert _types(one, other) == {}
 
 
 # ── pixels ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -84,28 +84,6 @@ def test_parameters_that_get_gradients_and_do_not_change_are_counted(update: str
     found = _rows(3, step, nn.Sequential(body, head))
     assert found.parameters == 4 * 8 + 8 + 8 + 1
     assert found.untrained_parameters == (4 * 8 + 8 if update == "none" else 0)
-    assert found.never_trained == found.untrained_parameters
-
-
-@pytest.mark.parametrize("waits_in", ["optimizer", "hand"])
-def test_parameters_that_may_be_trained_later_are_not_those_that_never_are(waits_in: str) -> None:
-    body, head = nn.Linear(4, 8), nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    waiting = torch.optim.SGD(body.parameters(), lr=0.1) if waits_in == "optimizer" else None
-
-    def step(model: nn.Module, batch: torch.Tensor) -> None:
-        model.zero_grad()
-        model(batch).square().mean().backward()
-        if waiting is None:
-            for one in head.parameters():
-                one.data.add_(one.grad, alpha=-0.1)  # type: ignore[arg-type]
-        else:
-            optimizer.step()
-
-    if waiting is None:
-        optimizer.param_groups.clear()
-    found = _rows(3, step, nn.Sequential(body, head))
-    assert (found.untrained_parameters, found.never_trained) == (4 * 8 + 8, 0)
 
 
 def test_a_frozen_body_and_steps_without_an_update_have_no_useless_gradients() -> None:
@@ -123,17 +101,6 @@ def test_a_frozen_body_and_steps_without_an_update_have_no_useless_gradients() -
         model(batch).square().mean().backward()
 
     assert _rows(3, accumulates, nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))).untrained_parameters == 0
-
-
-@pytest.mark.parametrize("never", [60, 0])
-def test_in_few_steps_only_what_no_optimizer_has_is_known_to_be_untrained(never: int) -> None:
-    calls = StepCalls(steps=3, parameters=100, untrained_parameters=60, never_trained=never)
-    found = _timed(step_calls=calls)
-    few = tuple(
-        replace(trial, windows=tuple(replace(one, batches=2) for one in trial.windows[:1])) for trial in found.trials
-    )
-    names = [finding.name for finding in diagnose(replace(found, trials=few)).findings]
-    assert ("gradients-not-used" in names) is bool(never)
 
 
 def test_memory_that_a_step_resizes_or_frees_can_be_resized_while_it_is_observed() -> None:

@@ -1,32 +1,9 @@
-"""What comparing indices and types of samples returns: frozen data, without any judgement. See `contents`."""
+"""What comparing indices of samples returns: frozen data, without any judgement. See `contents`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldType:
-    """The type of one field in one sample."""
-
-    name: str
-    """As in "float32"; Python's numbers are "int", "float" and "bool"."""
-
-    index: object
-    """Of the sample."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TypeChange:
-    """A field whose type is not the same in all samples."""
-
-    field: str
-    """Its place in a sample, as in "[1]" or "['score']"; empty where a sample is one value."""
-
-    types: tuple[FieldType, ...]
-    """Each type, with the first sample that had it."""
-
 
 Extent = Literal["partly", "inside", "same"]
 """How much of an evaluation the training has, too: some of it; all of it, and more; or exactly the same."""

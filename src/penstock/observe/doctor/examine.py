@@ -113,9 +113,7 @@ def examine(
         iterators_created=scheduler.iterators_created,
         loaders_created=scheduler.loaders_created,
         is_cycled=scheduler.is_cycled,
-        collected_at=scheduler.collected_at,
         other_loops=scheduler.other_loops.results(),
-        repeated_passes=scheduler.repeated_passes.results(),
         batches_requested=scheduler.batches_requested,
         worker_activity=session.activity.result(),
         step_calls=session.step_calls.result() if scheduler.has_step else None,
@@ -133,8 +131,9 @@ def examine(
 def _why_no_loop(scheduler: TrialScheduler, error: str) -> str:
     if scheduler.optimizers.steps and not error:
         return (
-            f"the program trains without a DataLoader ({scheduler.optimizers.steps} steps of its optimizers): there is "
-            "no loading to examine; `penstock doctor --pid N` shows the lines of a program that runs"
+            f"the program trains without a DataLoader ({scheduler.optimizers.steps} steps of its optimizers), or with "
+            "batches that it has collected before: there is no loading to examine; `penstock doctor --pid N` shows the "
+            "lines of a program that runs"
         )
     return f"the function ended before its loop began ({error or 'it took too long'}); fix it, or give more --seconds"
 

@@ -15,7 +15,6 @@ from penstock.observe.doctor.probe_results import (
     ImageDecode,
     OneLabel,
     OtherLoop,
-    RepeatedPass,
     SampleCosts,
     WorkerActivity,
     WorkerNoise,
@@ -203,14 +202,8 @@ class Measurements:
     is_cycled: bool = False
     """Whether a training function takes its batches from an `itertools.cycle` over the loader."""
 
-    collected_at: str = ""
-    """The line of a training function that takes all batches of an epoch at once; its loader was measured alone."""
-
     other_loops: tuple[OtherLoop, ...] = ()
     """Loops that were not examined and have workers, as far as the program ran them beside the examined one."""
-
-    repeated_passes: tuple[RepeatedPass, ...] = ()
-    """Passes over other loaders in the middle of the examined loop."""
 
     batches_requested: int = 0
     """How many batches the training function requested from all of these iterators."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.observe.doctor.content_results import TypeChange
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotLine:
@@ -124,9 +122,6 @@ class SampleCosts:
 
     not_finite: tuple[object, ...] = ()
     """Samples with a NaN or an infinite value, among the first that were made."""
-
-    type_changes: tuple[TypeChange, ...] = ()
-    """Fields whose type is not the same in all of the first samples that were made."""
 
     @property
     def fetch_s(self) -> float:
@@ -268,29 +263,3 @@ class OtherLoop:
 
     batches_between: float = 0.0
     """How many batches of the examined loop there are for each start, where it starts after every epoch; else 0."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepeatedPass:
-    """A pass over another loader that the program makes after every few steps, such as a validation."""
-
-    dataset: str
-    """The class of its dataset."""
-
-    batches: int
-    """Of a pass."""
-
-    is_whole: bool = True
-    """Whether that is what the program took; else what its loader has."""
-
-    batch_s: float
-    """Of each, with what the program does with it: the median."""
-
-    passes: int
-    """How often it began."""
-
-    steps_between: float
-    """How many steps of the examined loop there are between two of them."""
-
-    has_gradients: bool
-    """Whether gradients were on."""

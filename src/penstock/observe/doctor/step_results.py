@@ -90,9 +90,6 @@ class StepCalls:
     untrained_parameters: int = 0
     """Numbers of the parameters that got gradients and did not change, while others did."""
 
-    never_trained: int = 0
-    """Those of the untrained that no optimizer has, where optimizers have all that changed."""
-
     updates_nothing: bool = False
     """Whether gradients were computed, and gone each time that an optimizer was to use them."""
 

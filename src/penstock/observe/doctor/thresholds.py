@@ -115,9 +115,6 @@ class Thresholds:
     other_startup_fraction: float = _threshold(
         0.1, "of the loop's time between two starts", "short starts matter as well where they are frequent"
     )
-    other_loop_fraction: float = _threshold(
-        0.3, "of the program's time", "a validation that takes less is what a program may want to know that often"
-    )
     other_starts: int = _threshold(2, "starts", "a loop that was started once shows no repetition")
     other_startup_s: float = _threshold(0.05, "s", "a start that takes less is not worth a change, once per validation")
 
@@ -164,7 +161,6 @@ class Thresholds:
     most_fraction: float = _threshold(
         0.6, "of a sample's or batch's time", "what no pattern explains is named only where it is most of the cost"
     )
-    read_nbytes_per_s: float = _threshold(2e9, "bytes per s", "a read from the page cache is seldom faster")
     line_fraction: float = _threshold(
         0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
     )
@@ -173,12 +169,6 @@ class Thresholds:
     )
     one_by_one_s: float = _threshold(
         0.006, "s per batch", "cheap samples whose batch takes less gain as much from fewer workers, or larger batches"
-    )
-    reread_factor: float = _threshold(
-        8.0, "bytes read per byte kept", "compressed or padded formats read less, and images shrink by less"
-    )
-    reread_nbytes: int = _threshold(
-        256 << 10, "bytes read per sample", "a system call for less takes about as long as for any amount"
     )
     repeated_samples: int = _threshold(5, "samples", "a file that fewer of them read may be theirs by chance")
     repeated_fraction: float = _threshold(
@@ -193,7 +183,7 @@ class Thresholds:
     )
     seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
     untrained_fraction: float = _threshold(
-        0.5, "of the parameters", "a backward pass through fewer of them is not what a step takes its time for"
+        0.5, "of the parameters", "beyond it, a head is trained on a backbone that is not to be"
     )
     growth_windows: int = _threshold(4, "windows", "in fewer, steps seem to grow by chance")
     growth_half_way: float = _threshold(

@@ -19,7 +19,6 @@ from penstock.observe.doctor.causes import (
 from penstock.observe.doctor.causes.cause import Cause
 
 ABOUT_STEP: tuple[Cause, ...] = (
-    epochs.validates_often,
     step.debugging_every_step,
     *step.STEP_PATTERNS,
     step.steps_grow,
@@ -57,9 +56,7 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     training.loss_of_probabilities,
     training.loss_of_all_pairs,
     training.in_train_and_validation,
-    training.types_differ,
     training.images_not_scaled,
-    training.gradients_not_used,
     epochs.cycled,
     epochs.same_order,
     epochs.not_shuffled,
@@ -72,7 +69,6 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
 CAUSES: tuple[Cause, ...] = (
     *FAILURES,
     *ABOUT_RESULTS,
-    epochs.collected_first,
     epochs.iterator_recreated,
     processors.cpu_quota,
     processors.threads_beyond_cores,
@@ -86,7 +82,6 @@ CAUSES: tuple[Cause, ...] = (
     samples.full_size_decode,
     samples.slow_samples,
     samples.cold_reads,
-    sample_lines.reads_more_than_it_keeps,
     samples.python_numbers,
     sample_lines.costly_sampler_start,
     sample_lines.costly_sampler,

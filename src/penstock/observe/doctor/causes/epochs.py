@@ -67,21 +67,6 @@ def cycled(measured: Measurements) -> Finding | None:
     )
 
 
-@cause("collected-first")
-def collected_first(measured: Measurements) -> Finding | None:
-    """`list(loader)` makes all batches of an epoch before its first step."""
-    if not measured.collected_at:
-        return None
-    return Finding(
-        name="collected-first",
-        cause="All batches of an epoch are made and kept before its first step, so no step hides any loading.",
-        evidence=f"{measured.collected_at}; the loader was measured alone",
-        remedy="loop over the loader itself: `for batch in loader:`; or change nothing where that is done once, to "
-        "keep a small dataset",
-        is_uncertain=True,
-    )
-
-
 @cause("same-order", "epoch_orders")
 def same_order(measured: Measurements) -> Finding | None:
     """A sampler that shuffles has the same order in every epoch."""
@@ -161,35 +146,6 @@ def other_loader_restarted(measured: Measurements) -> Finding | None:
             else ("make that loader once, before the loop, with " if is_anew else "") + "persistent_workers=True"
         ),
     )
-
-
-@cause("validates-often", "as_is")
-def validates_often(measured: Measurements) -> Finding | None:
-    """A pass over another loader, after every few steps, takes a large part of the program's time."""
-    own, now = measured.settings, required(measured.as_is)
-    for one in measured.repeated_passes:
-        step_s = now.idle_machine_s if measured.machine.is_busy else now.batch_s
-        pass_s, steps_s = one.batches * one.batch_s, one.steps_between * (step_s or math.inf)
-        fraction = pass_s / (pass_s + steps_s)
-        starts_s = max((loop.startup_s for loop in measured.other_loops), default=0.0)
-        if fraction < THRESHOLDS.other_loop_fraction or pass_s < starts_s:  # then "other-loader-restarted" comes first
-            continue
-        rarer = min(1.0, one.steps_between / own.length) if own.length else 0.0  # once per epoch
-        return Finding(
-            name="validates-often",
-            cause="A pass over another loader, such as a validation, takes a large part of the time, every few steps.",
-            evidence=(
-                f"{one.batches} batches of {one.dataset} after every {one.steps_between:.0f} steps: about "
-                f"{pass_s * 1e3:.0f} ms beside {steps_s * 1e3:.0f} ms of steps, {fraction:.0%} of the time"
-                + "; gradients are on meanwhile"
-                * one.has_gradients
-            ),
-            remedy="do it once per epoch, or with a part of the samples"
-            + ", and under torch.no_grad(): then no graph is made" * one.has_gradients,
-            gain=(pass_s + steps_s) / (steps_s + rarer * pass_s) if one.is_whole else None,
-            is_uncertain=not one.is_whole,
-        )
-    return None
 
 
 @cause("short-epochs", "as_is")

@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import dataclass
 
-from penstock.core.units import size_text
 from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
 from penstock.observe.doctor.causes.cause import ask, cause, required
 from penstock.observe.doctor.causes.evidence import (
@@ -141,31 +140,6 @@ def read_again_for_each_sample(measured: Measurements) -> Finding | None:
         evidence=f"in each of {read.samples} samples, in a function that takes {read.fraction:.0%} of a sample's time: "
         f"{read.line}",
         remedy=f"{place_of(read.line)}: {remedy}",
-    )
-
-
-@cause("reads-more-than-it-keeps", "samples")
-def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
-    """A sample reads many times its own size, and that takes a good part of its time."""
-    samples = required(measured.samples)
-    kept_nbytes, read_nbytes = samples.batch_nbytes / samples.batch_samples, samples.read_nbytes / samples.samples
-    read_s = read_nbytes / THRESHOLDS.read_nbytes_per_s
-    if read_nbytes < max(THRESHOLDS.reread_nbytes, THRESHOLDS.reread_factor * kept_nbytes) or not samples.lines:
-        return None
-    if read_s < THRESHOLDS.part_fraction * samples.median_s or not loading_matters(measured) or is_known(measured):
-        return None
-    return Finding(
-        name="reads-more-than-it-keeps",
-        cause="A sample reads far more than it keeps: whole files or chunks of which it takes a small part.",
-        evidence=(
-            f"{size_text(int(read_nbytes))} read for a sample of {size_text(int(kept_nbytes))}; "
-            f"{samples.lines[0].fraction:.0%} of a sample's time passes in {describe_line(samples.lines[0])}"
-        ),
-        remedy=(
-            "read only the part that the sample needs: seek to it, or name it where the reader takes a start and a "
-            "length; np.load(..., mmap_mode='r') or torch.load(..., mmap=True), opened once for each file and kept; "
-            "penstock.open(...); or chunks of the size of a sample"
-        ),
     )
 
 

@@ -42,7 +42,7 @@ def gradients_not_cleared(measured: Measurements) -> Finding | None:
 def left_out_of_optimizer(measured: Measurements) -> Finding | None:
     """Parameters of a model get gradients, and the optimizer was made without them.
 
-    Where they are most of the model, it is a backbone that is not to be trained, and costs time: `gradients-not-used`.
+    Where they are most of the model, it is a backbone that is not to be trained.
     """
     step = required(measured.step_calls)
     steps = sum(window.batches for trial in measured.trials for window in trial.windows)
@@ -136,28 +136,6 @@ def loss_of_all_pairs(measured: Measurements) -> Finding | None:
     )
 
 
-@cause("gradients-not-used", "step_calls")
-def gradients_not_used(measured: Measurements) -> Finding | None:
-    """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""
-    step = required(measured.step_calls)
-    steps = sum(window.batches for trial in measured.trials for window in trial.windows)
-    unused = step.untrained_parameters if steps >= THRESHOLDS.seen_steps else step.never_trained
-    if unused < THRESHOLDS.untrained_fraction * max(1, step.parameters):
-        return None
-    return Finding(
-        name="gradients-not-used",
-        cause="Every step computes gradients for parameters that nothing updates.",
-        evidence=(
-            f"{unused} of the {step.parameters} parameters that layers multiplied by got gradients, "
-            "and stayed as they were, while others were trained"
-        ),
-        remedy=(
-            "give them to the optimizer; or, if they are not to be trained, module.requires_grad_(False), or their "
-            "forward pass under torch.no_grad()"
-        ),
-    )
-
-
 @cause("in-train-and-validation")
 def in_train_and_validation(measured: Measurements) -> Finding | None:
     """An evaluation has samples that the loop trains on."""
@@ -185,25 +163,6 @@ def in_train_and_validation(measured: Measurements) -> Finding | None:
 
 def _indices(shared: SharedSamples) -> str:
     return f"{shared.dataset}[{'], ['.join(map(str, shared.examples))}]"
-
-
-@cause("types-differ", "samples")
-def types_differ(measured: Measurements) -> Finding | None:
-    """A field is of one type in some samples and of another in others."""
-    changes = required(measured.samples).type_changes
-    if not changes or not measured.settings.collates_by_default:
-        return None
-    python = [change for change in changes if any(kind.name in ("int", "float", "bool") for kind in change.types)]
-    change = next((one for one in changes if one not in python), changes[0])
-    types = ", ".join(f"{kind.name} in dataset[{kind.index!r}]" for kind in change.types)
-    more = f"; {len(changes) - 1} more fields" if len(changes) > 1 else ""
-    return Finding(
-        name="types-differ",
-        cause="A field has another type in some samples, so the type of a batch depends on the samples in it.",
-        evidence=f"sample{change.field}: {types}{more}",
-        remedy="convert it in __getitem__ to one type: float(value), array.astype(numpy.float32), tensor.float()",
-        is_uncertain=change in python,
-    )
 
 
 @cause("images-not-scaled", "step_calls")

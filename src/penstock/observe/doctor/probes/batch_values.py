@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import pickle
 from typing import Any
 
 import numpy as np
@@ -33,37 +30,6 @@ def all_finite(batch: Any) -> bool:
     (True, False)
     """
     return all(map(_is_finite, torch.utils._pytree.tree_leaves(batch)))
-
-
-class _TensorPickler(pickle.Pickler):
-    """Counts the tensors that it meets, in objects of any class, and leaves them out."""
-
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
-        self.tensors = 0
-        self.storages: dict[int, int] = {}
-
-    def reducer_override(self, thing: Any) -> Any:
-        if not isinstance(thing, torch.Tensor):
-            return NotImplemented
-        self.tensors += 1
-        if thing.layout == torch.strided:
-            storage = thing.untyped_storage()
-            self.storages[storage._cdata] = storage.nbytes()
-        return int, ()
-
-
-def sent_tensors(batch: Any) -> tuple[int, int]:
-    """Return how many tensors a worker of torch's sends for `batch`, one by one, and the bytes of their storages.
-
-    >>> x = torch.zeros(4, 2)
-    >>> sent_tensors([{"x": x, "first": x[0]}, torch.ones(1)])
-    (3, 36)
-    """
-    pickler = _TensorPickler()
-    with contextlib.suppress(Exception):  # the batch's own classes may raise anything
-        pickler.dump(batch)
-    return pickler.tensors, sum(pickler.storages.values())
 
 
 def _is_finite(leaf: Any) -> bool:

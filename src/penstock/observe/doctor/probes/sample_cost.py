@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import all_finite
@@ -55,7 +54,6 @@ class SampleProbe:
         self._reads = ReadRecorder()
         self._seeds = SeedRecorder()
         self._not_finite: list[Any] = []
-        self._types = FieldTypes()
         self._busy_s: list[tuple[Any, float]] = []
         self._asleep_s = self._idle_machine_s = 0.0
         self._repeated_s: dict[Any, float] = {}
@@ -103,7 +101,6 @@ class SampleProbe:
             repeated_read=self._reads.result(self._lines),
             constant_seed=self._seeds.result(),
             not_finite=tuple(self._not_finite),
-            type_changes=self._types.changes(),
         )
         costs = self._with_collate(self._with_slow_samples(costs))
         if self._read is None:
@@ -131,10 +128,8 @@ class SampleProbe:
             self._busy_s.append((index, took.busy_s))
             if len(self.samples) < wanted:
                 self.samples.append(sample)
-            if number < _MOST_CHECKED:
-                self._types.add(_printable_index(index), sample)
-                if not all_finite(sample):
-                    self._not_finite.append(_printable_index(index))
+            if number < _MOST_CHECKED and not all_finite(sample):
+                self._not_finite.append(_printable_index(index))
 
     def _time_draws(self, calls: Iterator[Any]) -> Iterator[Any]:
         """Yield what `calls` yields, and note the processor time that the sampler takes for it."""

@@ -7,7 +7,6 @@ or if its name says nothing, it does not shuffle, and the training loop does.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import weakref
@@ -20,7 +19,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from penstock.core.object_attributes import attributes_of, has_attributes
 from penstock.core.user_code import is_users
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
-from penstock.observe.doctor.probes.frame_variables import may_keep_variables, variables_of
 
 _EVALUATES = frozenset(
     {"val", "vali", "valid", "validate", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
@@ -54,7 +52,7 @@ class EvaluationLoaders:
         modules: set[int] = set()
         while frame is not None:
             if is_users(frame.f_code.co_filename) or frame.f_code.co_filename in ("<string>", "<stdin>"):
-                self._note_variables_of(frame)
+                self._note_all(frame.f_locals)
                 if id(frame.f_globals) not in modules:
                     modules.add(id(frame.f_globals))
                     self._note_all(frame.f_globals)
@@ -75,10 +73,6 @@ class EvaluationLoaders:
         if loader in self._without or words & _EVALUATES:
             return True
         return isinstance(loader.sampler, SequentialSampler) and isinstance(training.sampler, RandomSampler)
-
-    def _note_variables_of(self, frame: FrameType) -> None:
-        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED or not may_keep_variables(frame):
-            self._note_all(variables_of(frame))
 
     def _note_all(self, variables: Mapping[str, Any]) -> None:
         for name, loader in _find(dict(variables), _DEPTH):

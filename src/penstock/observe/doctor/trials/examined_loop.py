@@ -8,7 +8,8 @@ The loop may be
     any other function                 it is called, and its first training loop over a DataLoader is examined
 
 The function takes no arguments. It is ended from inside its loop when all trials are over. The first training loop is
-the first one with gradients; a function that only loops without them, and not for long, is called a second time.
+the first one with gradients, once there is an optimizer; a function without such a loop, which does not loop for long,
+is called a second time, and its first loop is examined.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError
-from penstock.observe.doctor.trials.collected_epochs import EpochCollectedError
 from penstock.observe.doctor.trials.program_loops import patch_iteration
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError, quiet_in_threads
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
@@ -38,15 +38,11 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
             "or a function that runs a training loop"
         )
     if callable(loop) and not isinstance(loop, DataLoader):
-        collected_at = ""
-        try:
-            with quiet_in_threads(), patch_iteration(scheduler):
+        with quiet_in_threads(), patch_iteration(scheduler):
+            returned = _call(loop)
+            if scheduler.loader is None and scheduler.has_looped and not _is_loop(returned):
+                scheduler.accepts_any = True
                 returned = _call(loop)
-                if scheduler.loader is None and scheduler.passive_s:
-                    scheduler.accepts_any = True
-                    returned = _call(loop)
-        except EpochCollectedError as collected:
-            collected_at, returned = collected.line, collected.loader
         if scheduler.later_epochs is not None and scheduler.later_epochs.is_running:
             scheduler.later_epochs.has_ended = True
             return
@@ -56,7 +52,6 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
             _check_has_looped(scheduler, returned)
             return
         scheduler.reset()  # whatever it iterated over while it created the loader
-        scheduler.collected_at = collected_at
         loop = returned
     loader, step = loop if isinstance(loop, tuple) else (loop, None)
     if not isinstance(loader, DataLoader) or not (step is None or callable(step)):

@@ -83,6 +83,8 @@ class LoopSession:
         self.activity = WorkerActivityProbe()
         self.is_complete = False
         """Whether all trials are over, and nothing but their time has ended them."""
+        self.may_try = True
+        """Whether the loop is known to be the one to examine; until then it gets the batches of its own loader."""
         self.lines = LineSampler()
         """Of the warm-up's steps, which are not timed."""
         self.kept: tuple[KeptTensors, ...] = ()
@@ -252,7 +254,7 @@ class LoopSession:
         has_observed = not self._has_step or self.step_calls.steps >= THRESHOLDS.observed_steps
         has_enough = self._warm_up_batches >= THRESHOLDS.warm_up_batches and not self.comparison.lacks_batches
         has_looked = self._leaks is None and self.lines.looks >= THRESHOLDS.line_looks
-        return (has_observed and has_enough and has_looked) or spent > _MOST_WARM_UP
+        return (has_observed and has_enough and has_looked and self.may_try) or spent > _MOST_WARM_UP
 
     def _begin_timing(self) -> None:
         self._stop_looking()

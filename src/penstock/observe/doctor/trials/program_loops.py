@@ -10,28 +10,24 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
-from penstock.observe.doctor.trials.collected_epochs import check_collects
-from penstock.observe.doctor.trials.loop_frames import is_in_a_loop, is_in_for, is_single_look
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 _OTHER_LOOP_BATCHES = 2
-"""What a loop that is not examined gets; two, so that code after its first batch runs as well ..."""
-_WHOLE_LOOP_S = 1.0
-"""... and the first time what it asks for in so long, which may be less than its loader has."""
+"""What a loop that is not examined gets once such loops have taken their time; two, so that code after its first batch
+runs as well."""
+_TRAINS = 2
+"""So many steps of optimizers in a loop tell that it trains, and that the one before it was a look."""
 
 
 class _ProgramIterator:
@@ -43,11 +39,12 @@ class _ProgramIterator:
         self._batches: Any = None
         self._later_batches = 0
         self._in_a_row = 0
-        self._step = -1
-        """The step of the examined loop in which a batch was requested last."""
-        self._began: proc.ThreadTimes | None = None
+        self._first_step = self._step = -1
+        """The steps of the examined loop in which a batch was requested first, and last."""
+        self._asked_at = 0.0
+        self._steps_before = 0
+        """How many steps optimizers had made when a batch was requested first in this step."""
         self._is_over = False
-        self._requested_at: float | None = None
 
     def __iter__(self) -> _ProgramIterator:
         return self
@@ -65,13 +62,18 @@ class _ProgramIterator:
         if scheduler.goes_on and self._batches is not scheduler:
             return self._later_batch()
         if self._batches is not scheduler:
-            scheduler.forget_a_look()
-        if scheduler.loader is None and self._is_examined(sys._getframe(1)):
+            is_in_step = self._step == scheduler.batches_requested
+            steps = scheduler.optimizers.steps - self._steps_before if is_in_step else 0
+            scheduler.forget_a_look(trains_beside=steps >= _TRAINS)
+        elif scheduler.is_untrained_pass(self._loader):
+            self._is_over = True
+            scheduler.forget()
+            raise StopIteration
+        if scheduler.loader is None and scheduler.accepts(training=torch.is_grad_enabled()):
             self._batches = None
-            check_collects(self._loader, sys._getframe(1))
             scheduler.evaluation_loaders.look_around()
             scheduler.is_cycled = any(isinstance(one, itertools.cycle) for one in gc.get_referrers(self))
-            scheduler.begin_program(self._loader, self, is_repeated=is_in_a_loop(sys._getframe(1)))
+            scheduler.begin_program(self._loader, self)
         if self._batches is scheduler or scheduler.examines(self._loader, training=torch.is_grad_enabled()):
             if self._batches is None:
                 self._batches = scheduler
@@ -85,47 +87,38 @@ class _ProgramIterator:
         scheduler.evaluation_loaders.note_request(self._loader, has_gradients=torch.is_grad_enabled())
         if scheduler.loader is None:
             return self._first_batch() if self._batches is None else next(self._batches)
-        return self._batch_beside(is_in_for=is_in_for(sys._getframe(1)))
+        return self._batch_beside()
 
-    def _batch_beside(self, *, is_in_for: bool) -> Any:
+    def _batch_beside(self) -> Any:
         """Return a batch for what a program does in the middle of the examined loop.
 
-        One batch in each of its steps, and what `next` takes, are part of the examined loop: of unlabelled samples, or
-        of a second domain. Another loop is cut short.
+        What it takes from one iterator over several steps is part of the examined loop: unlabelled samples, or those of
+        a second domain. An iterator that begins and goes on in one step is that of another loop, which is cut short.
 
         Raises:
             StopIteration: it is over.
         """
-        scheduler = self._scheduler
-        self._in_a_row = self._in_a_row + 1 if self._step == scheduler.batches_requested else 1
-        self._step = scheduler.batches_requested
-        if is_in_for and self._in_a_row > 1:
-            self._cut_short()
+        scheduler, step = self._scheduler, self._scheduler.batches_requested
+        self._in_a_row = self._in_a_row + 1 if self._step == step else 1
+        if self._in_a_row == 1:
+            self._steps_before = scheduler.optimizers.steps
+        self._first_step = step if self._first_step < 0 else self._first_step
+        self._step = step
+        is_in_one_step = step == self._first_step
+        before, self._asked_at = self._asked_at, time.perf_counter()
+        is_other_loop = is_in_one_step and self._in_a_row > _OTHER_LOOP_BATCHES
+        if is_other_loop and scheduler.cuts_short(self._loader, self._asked_at - before):
+            raise StopIteration
         if self._batches is None:
             return self._first_batch()
         try:
             return next(self._batches)
         except StopIteration:
-            if is_in_for or self._in_a_row > (length_of(self._loader) or 1):
+            if is_in_one_step or self._in_a_row > (length_of(self._loader) or 1):
                 raise
             # The examined loop does not end with its epoch while it is examined, and so neither does what it takes.
             self._batches = iterate_unpatched(self._loader)
             return next(self._batches)
-
-    def _cut_short(self) -> None:
-        scheduler, passes = self._scheduler, self._scheduler.repeated_passes
-        if scheduler.session is not None:
-            scheduler.session.interrupt()
-        if self._began is None:
-            passes.note_pass(self._loader, scheduler.batches_requested)
-            self._began = proc.thread_times()
-            return
-        spent = proc.thread_times_since(self._began)
-        passes.note_batches(self._loader, self._in_a_row, spent.busy_s / (self._in_a_row - _OTHER_LOOP_BATCHES))
-        if passes.is_known(self._loader) or spent.wall_s > _WHOLE_LOOP_S:
-            passes.note_cut(self._loader)
-            scheduler.note_cut(type(self._loader.dataset).__name__)
-            raise StopIteration
 
     def _later_batch(self) -> Any:
         """Return a batch while the program goes on after its trials: one of the examined loop, and two of others."""
@@ -134,7 +127,7 @@ class _ProgramIterator:
         is_own = later.belongs(self._loader)
         if is_own and self._later_batches:
             later.note_step()
-        self._later_batches += is_own or is_in_for(sys._getframe(2))
+        self._later_batches += 1
         if self._later_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
             raise StopIteration
         with later.guard.suspended():
@@ -152,14 +145,6 @@ class _ProgramIterator:
         batch = next(self._batches)
         self._scheduler.other_loops.note_start(self._loader, time.perf_counter() - began, batches_between)
         return batch
-
-    def _is_examined(self, frame: FrameType) -> bool:
-        now = time.perf_counter()
-        self._scheduler.passive_s += 0.0 if self._requested_at is None else now - self._requested_at
-        self._requested_at = now
-        if is_single_look(frame):
-            return False
-        return self._scheduler.accepts(training=torch.is_grad_enabled(), frame=frame)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ what is measured is the user's own loop, whatever it does, and every "what if" i
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -22,11 +22,18 @@ from penstock.observe.doctor.trials.epochs.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
 from penstock.observe.doctor.trials.loop_session import LoopSession
 from penstock.observe.doctor.trials.optimizer_watch import OptimizerWatch
-from penstock.observe.doctor.trials.other_loops import OtherLoops, RepeatedPasses
+from penstock.observe.doctor.trials.other_loops import OtherLoops, length_of
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 
-_LOOK_BATCHES = 10
-"""A loop that is in no other, and is left for good after so few batches, was a look at some of them."""
+_LOOK_BATCHES, _MOST_LOOKS = 10, 2
+"""A loop that is left after so few batches, and in which no optimizer made a step, was a look at some of them; the next
+ones like it are what the program does."""
+
+_PASSIVE_GAP_S = 1.0
+"""The most that counts of the time between two batches of loops that are not examined: the rest is other work."""
+
+_OTHER_LOOPS_S = 1.0
+"""What loops beside the examined one may take in all before they are cut short, and see their ends until then."""
 
 _THREAD_S = 10.0
 """How long a thread of the program may take to its next batch, when the trials are over."""
@@ -61,6 +68,9 @@ class TrialScheduler:
         self.has_step = True
         self._has_cut = False
         self.optimizers = OptimizerWatch()
+        self._looks = 0
+        self.has_looped = False
+        """Whether the program has requested a batch of any loader."""
         self.reset()
 
     def reset(self) -> None:
@@ -74,24 +84,25 @@ class TrialScheduler:
         """Of a program, once it has begun its first epoch."""
         self.accepts_any = False
         """Whether a loop without gradients is examined, too."""
-        self.passive_s = 0.0
+        self._passive_s = 0.0
         """How long loops that were not examined have taken."""
-        self._prepares_since: float | None = None
-        """When a loop that comes before any training requested the first batch."""
+        self._passive_at: float | None = None
+        """When such a loop requested its last batch."""
         self.iterators_created = self.batches_requested = 0
         self.loaders_created = 1
         self._made_anew: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self._examined_by: Callable[[], object] | None = None
-        """Returns the iterator that began the examined loop; None when it is gone, or the loop may begin again."""
+        """Returns the iterator that began the examined loop; None when it is gone."""
+        self._steps_before = self._steps_then = 0
+        """How many steps optimizers had made when that loop began, and when it requested its last batch."""
         self.looping_thread = threading.current_thread()
         """The thread of the program whose loop is examined."""
         self._over_at: float | None = None
         self._has_returned = False
         self.is_cycled = False
-        self.collected_at = ""
-        """The line of a program that takes all batches of an epoch at once: its loader is examined alone."""
         self.other_loops = OtherLoops()
-        self.repeated_passes = RepeatedPasses()
+        self._beside_s = 0.0
+        """How long other loops in the middle of the examined one have taken."""
         self.evaluation_loaders = EvaluationLoaders()
 
     @property
@@ -104,20 +115,18 @@ class TrialScheduler:
         """Whether the trials are over, and the program begins its later epochs."""
         return self.later_epochs is not None and self.later_epochs.is_running
 
-    def accepts(self, *, training: bool, frame: FrameType) -> bool:
+    def accepts(self, *, training: bool) -> bool:
         """Return whether a loop that requests a batch now is the one to examine: a training loop, if there is any.
 
         Args:
-            training: whether gradients are on.
-            frame: the code that requests the batch.
+            training: whether gradients are on; a loop with them is one once the program has an optimizer.
         """
-        patience_s, now = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds), self._clock()
-        if self.accepts_any or self.passive_s > patience_s:
-            return True
-        if training and self.optimizers.precedes_training(frame):
-            self._prepares_since = now if self._prepares_since is None else self._prepares_since
-            return now - self._prepares_since > patience_s
-        return training
+        now, self.has_looped = self._clock(), True
+        if self._passive_at is not None:
+            self._passive_s += min(_PASSIVE_GAP_S, now - self._passive_at)
+        self._passive_at = now
+        patience_s = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds)
+        return self.accepts_any or self._passive_s > patience_s or (training and self.optimizers.has_any)
 
     def examines(self, loader: DataLoader[Any], *, training: bool) -> bool:
         """Return whether `loader` is the one whose loop is examined, or one like it that the loop has made anew."""
@@ -144,30 +153,67 @@ class TrialScheduler:
         self.session = LoopSession(loader, sources, budget, has_step=self.has_step, one_thread=self._one_thread)
         self.session.start()
 
-    def begin_program(self, loader: DataLoader[Any], iterator: object, *, is_repeated: bool) -> None:
+    def begin_program(self, loader: DataLoader[Any], iterator: object) -> None:
         """Examine the loop over `loader` of a program, which may have more epochs; as `begin` otherwise.
 
         Args:
             loader: whose batches the loop requests.
             iterator: from which it does so.
-            is_repeated: whether another loop is around it.
         """
-        self._examined_by = None if is_repeated else weakref.ref(iterator)
+        self._examined_by = weakref.ref(iterator)
+        self._steps_before = self._steps_then = self.optimizers.steps
         self.looping_thread = threading.current_thread()
         self.later_epochs = LaterEpochs(loader, self._seconds, self._clock)
         self.begin(loader)
 
-    def note_cut(self, dataset: str) -> None:
-        """Say once that a loop of the program over another loader is cut short: what it prints is of a part."""
-        if not self._has_cut:
-            self._has_cut = True
-            self._say(f"loops over {dataset} are cut short: results that the program prints now are of a part of it")
+    def cuts_short(self, loader: DataLoader[Any], batch_s: float) -> bool:
+        """Return whether a loop over another loader, in the middle of the examined one, is to end here.
 
-    def forget_a_look(self) -> None:
-        """Wait for another loop if the examined one was left after a few batches, and does not begin again."""
+        Says so once: what the program prints of such a loop is of a part.
+
+        Args:
+            loader: the other one.
+            batch_s: how long its last batch took, with what the program did with it.
+        """
+        if self.session is not None:
+            self.session.interrupt()
+        self._beside_s += batch_s
+        is_cut = self._beside_s > _OTHER_LOOPS_S
+        if is_cut and not self._has_cut:
+            self._has_cut = True
+            dataset = type(loader.dataset).__name__
+            self._say(f"loops over {dataset} are cut short: results that the program prints now are of a part of it")
+        return is_cut
+
+    def forget_a_look(self, *, trains_beside: bool) -> None:
+        """Wait for another loop if the examined one was left after a few batches, before any optimizer made a step.
+
+        Args:
+            trains_beside: whether optimizers make steps in the loop that requests a batch now, another one.
+        """
         examined_by = self._examined_by
-        if examined_by is None or examined_by() is not None or self.batches_requested > _LOOK_BATCHES:
+        if examined_by is None or self.batches_requested > _LOOK_BATCHES or self._looks >= _MOST_LOOKS:
             return
+        is_left = examined_by() is None and self.optimizers.steps == self._steps_before
+        if is_left or (trains_beside and self._steps_then == self._steps_before):
+            self.forget()
+
+    @property
+    def _awaits_steps(self) -> bool:
+        """Whether nothing tells yet that the examined loop trains, in a program that has an optimizer."""
+        is_open = self._examined_by is not None and not self.accepts_any and self._looks < _MOST_LOOKS
+        return is_open and self.optimizers.has_any and self.optimizers.steps == self._steps_before
+
+    def is_untrained_pass(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a program with an optimizer has taken a whole epoch without a step of it, as `list(loader)`.
+
+        While it is examined, a loop has no end.
+        """
+        return self._awaits_steps and self.batches_requested >= (length_of(loader) or math.inf)
+
+    def forget(self) -> None:
+        """Wait for another loop: the examined one trains nothing."""
+        self._looks += 1
         accepts_any = self.accepts_any
         self.reset()
         self.accepts_any = accepts_any
@@ -177,6 +223,8 @@ class TrialScheduler:
 
     def __next__(self) -> Any:
         assert self.session is not None
+        self._steps_then = self.optimizers.steps
+        self.session.may_try = not self._awaits_steps
         try:
             return self.session.next_batch()
         except TrialsDoneError:

@@ -101,18 +101,6 @@ class ParameterUse:
         """Return how many of them got gradients and are as they were, if others are not."""
         return sum(weight.numel() for weight in self._untrained())
 
-    def never_trained(self) -> int:
-        """Return how many of these no optimizer has, if optimizers have all that have changed.
-
-        Others are perhaps trained in turns, and wait for theirs.
-        """
-        untrained = self._untrained()
-        waiting = {id(weight) for weight in untrained}
-        changed = {key for key in self._have_gradients - waiting if self._before[key] != _state_of(self._weights[key])}
-        if not changed <= self._optimized:
-            return 0
-        return sum(weight.numel() for weight in untrained if id(weight) not in self._optimized)
-
     def left_out(self) -> tuple[str, ...]:
         """Return the shapes of those that are untrained, in training mode and in a model of which others are optimized.
 

@@ -148,7 +148,6 @@ class StepCallRecorder:
             computes_in_double=self._weight_use.computes_in_double,
             parameters=self._weight_use.parameters,
             untrained_parameters=self._weight_use.untrained(),
-            never_trained=self._weight_use.never_trained(),
             left_out=self._weight_use.left_out(),
             updates_nothing=self._weight_use.updates_nothing,
             evaluates=self._modes.evaluates(),
