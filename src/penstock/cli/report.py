@@ -8,15 +8,14 @@ from pathlib import Path
 
 from penstock.core.errors import OptionError
 from penstock.core.urls import shown
-from penstock.observe.record.compare_runs import Comparison
 from penstock.observe.record.run_record import RunRecord
 
 
 class Report:
     """Print the report of a saved run (the newest, if none is given), compare two runs, or export them to other tools.
 
-    With two files, penstock compares the first run with the second. With --html, --trace or --tensorboard, it writes
-    files and prints nothing.
+    With two files, penstock compares the first run with the second, as text or with --json. With --html, --trace or
+    --tensorboard, it writes files and prints nothing.
     """
 
     name = "report"
@@ -59,6 +58,8 @@ class Report:
         from penstock.observe.record.compare_runs import compare_runs
         from penstock.observe.report import text_report
 
+        if args.other is not None and args.html is not None:
+            raise OptionError("two runs are compared as text, or with --json; leave out --html, or the second run")
         if args.merge and args.trace is None:
             raise OptionError("--merge needs a file to merge into; give --trace FILE as well")
         saved = run_record.load(run_file(args.file))
@@ -66,7 +67,7 @@ class Report:
         if args.other is not None:
             names = names if args.file.name == args.other.name else [args.file.name, args.other.name]
             comparison = compare_runs(saved, run_record.load(run_file(args.other)), names[1])
-        written = _write(saved, comparison, args)
+        written = _write(saved, args)
         if args.json:
             data = (
                 run_record.as_json(saved)
@@ -82,12 +83,12 @@ class Report:
         return 0
 
 
-def _write(saved: RunRecord, comparison: Comparison | None, args: argparse.Namespace) -> bool:
+def _write(saved: RunRecord, args: argparse.Namespace) -> bool:
     """Write the requested files; return whether there were any."""
     if args.html is not None:
         from penstock.observe.report.write_html import write_html
 
-        write_html(saved, args.html, comparison)
+        write_html(saved, args.html)
     if args.trace is not None:
         from penstock.observe.record import perfetto_trace
 

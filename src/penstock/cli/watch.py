@@ -98,7 +98,7 @@ def _follow(file: Path) -> None:
     from penstock.observe.live.terminal import StatusRows
 
     out = sys.stdout.fileno()
-    display = Display(out, file.parent) if StatusRows.fits(out) else None
+    display = Display(out) if StatusRows.fits(out) else None
     try:
         pidfd = os.pidfd_open(int(file.stem))
     except ProcessLookupError:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.urls import printable, shown
@@ -18,10 +17,6 @@ from penstock.observe.meters import nvml
 from penstock.observe.meters.clock import Clock
 from penstock.observe.record.formatting import wrapped
 from penstock.observe.record.run_record import RunRecord, save
-
-if TYPE_CHECKING:
-    from penstock.observe.record.baseline import Baseline
-    from penstock.observe.record.compare_runs import Comparison
 
 
 def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None:
@@ -76,28 +71,7 @@ def _write_html(record: RunRecord, outputs: Outputs) -> None:
     from penstock.observe.report.write_html import write_html  # no program must wait for it at its start
 
     assert outputs.html_file is not None
-    write_html(record, outputs.html_file, _baseline_comparison(record.baseline))
-
-
-def _baseline_comparison(baseline: Baseline | None) -> Comparison | None:
-    """Return the comparison with torch's own loader, if there is one."""
-    if baseline is None or baseline.torch is None:
-        return None
-    from penstock.observe.record.compare_runs import Comparison
-    from penstock.observe.record.run_summary import RunSummary
-
-    window, verdict = baseline.torch, baseline.verdict()
-    reference = RunSummary(
-        name="torch's own DataLoader",
-        samples_per_s=window.samples / window.seconds if window.samples and window.seconds else 0.0,
-        stall_fraction=window.stall_fraction,
-        batch_s=window.batch_s,
-    )
-    return Comparison(
-        reference=reference,
-        caveats=(f"The reference is {window.batches} batches from the beginning of the run, after a warm-up.",),
-        verdict=f"{verdict[:1].upper()}{verdict[1:]}.",
-    )
+    write_html(record, outputs.html_file)
 
 
 def _make_folder(folder: Path) -> None:

@@ -114,7 +114,7 @@ def _supervise(
     on_start()
     from penstock.observe.live.display import Display
 
-    display = Display(2, status_file.parent) if draws else None
+    display = Display(2) if draws else None
     try:
         is_reported = _draw_until_end(run, pidfd, connection, status_file, display)
     finally:

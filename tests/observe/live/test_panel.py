@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -46,12 +45,6 @@ SNAPSHOT = LiveSnapshot(
 
 def plain(drawn: list[str]) -> list[str]:
     return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in drawn]
-
-
-def test_the_last_row_has_what_the_driver_measures_of_the_gpu() -> None:
-    now = replace(SNAPSHOT.now, device_power_w=412.4, device_pcie_nbytes_per_s=3.0 * (1 << 30))
-    shown = plain(panel.render(replace(SNAPSHOT, now=now), columns=200, rows=4))
-    assert "GPU 87 % busy · 412 W · PCIe 3.0 GiB/s" in shown[3]
 
 
 def test_four_rows_hold_all_figures() -> None:

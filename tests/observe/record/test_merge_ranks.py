@@ -90,7 +90,7 @@ def test_no_exit_code_is_known_when_a_rank_was_killed() -> None:
 
 def test_the_merged_timeline_is_the_sum_over_ranks_at_each_time() -> None:
     first = (
-        TimelinePoint(at_s=0.0, samples=1, device_power_w=300.0),
+        TimelinePoint(at_s=0.0, samples=1, device_nbytes=300),
         TimelinePoint(at_s=2.0, samples=2),
         TimelinePoint(at_s=4.0, samples=3, device_utilization=0.5),
     )
@@ -98,5 +98,5 @@ def test_the_merged_timeline_is_the_sum_over_ranks_at_each_time() -> None:
     both = merge_timelines([(0.0, first), (1.0, second)])
     assert [(point.at_s, point.samples) for point in both] == [(0.0, 1), (2.0, 12), (4.0, 23)]
     assert both[-1].device_utilization == 0.5
-    assert both[0].device_power_w == 300.0
+    assert both[0].device_nbytes == 300
     assert merge_timelines([(0.0, ()), (0.0, ())]) == ()

@@ -9,10 +9,7 @@ import pytest
 
 from penstock.core.stats import StageTimes
 from penstock.observe.record.formatting import time_text
-from penstock.observe.record.tensorboard import scalars
 from penstock.observe.record.time_parts import bars
-from penstock.observe.record.time_series import build_time_series
-from penstock.observe.report.figures import figures
 from penstock.observe.report.headline import headline
 from penstock.observe.report.palette import DARK, LIGHT
 from penstock.observe.report.view import build_view
@@ -124,19 +121,3 @@ def _luminance(colour: str) -> float:
     channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
     return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_what_the_driver_measures_of_the_gpus_is_drawn_where_it_is_known() -> None:
-    run = made_runs.ordinary()
-    known = {"device_power_w": 412.0, "device_pcie_nbytes_per_s": 3e9, "device_used_nbytes": 9 << 30}
-    half = len(run.timeline) // 2
-    timeline = [dataclasses.replace(point, **(known if k > half else {})) for k, point in enumerate(run.timeline)]
-    driven = dataclasses.replace(run, timeline=tuple(timeline))
-    drawn = {figure.name: figure for figure in figures(driven, build_time_series(driven.timeline))}
-    assert drawn["power"].description == "412 W on average, 412 W at most."
-    assert drawn["pcie"].description == "3 GB/s on average, 3 GB/s at most."
-    assert "used by all processes 9.0 GiB" in drawn["gpu"].description
-    assert {"power", "pcie"}.isdisjoint(figure.name for figure in figures(run, build_time_series(run.timeline)))
-    assert {tag for tag, *_ in scalars(driven)} - {tag for tag, *_ in scalars(run)} == {
-        "penstock/device/power_w", "penstock/device/pcie_nbytes_per_s", "penstock/memory_nbytes/device_used"
-    }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.core.urls import printable
 from penstock.observe.live.live_snapshot import LiveSnapshot
-from penstock.observe.live.straggler import Straggler
 from penstock.observe.record.formatting import percent_text, rate_text
 from penstock.observe.record.run_record import label_of
 
@@ -83,20 +82,3 @@ def stage_ms_per_batch(snapshot: LiveSnapshot) -> list[tuple[str, float]]:
     if batches < 1e-9:
         return []
     return [(name, 1000 * getattr(snapshot.stages, field) / batches) for name, field in stages]
-
-
-def straggler_text(found: Straggler) -> str:
-    """Return which ranks hold up the others, as in "rank 3 holds up the others: ...".
-
-    >>> straggler_text(
-    ...     Straggler(ranks=(3,), stall_fraction=0.4, others_fraction=0.01, longer_s=0.1, lost_fraction=0.4)
-    ... )
-    'rank 3 holds up the others: it waits for data 40 % of the time, they 1.0 % (without that, 40 % less time)'
-    """
-    names = ", ".join(map(str, found.ranks[:4])) + (", ..." if found.ranks[4:] else "")
-    who, whose = (f"rank {names} holds", "it waits") if len(found.ranks) == 1 else (f"ranks {names} hold", "they wait")
-    return (
-        f"{who} up the others: {whose} for data {percent_text(found.stall_fraction)} of the time, "
-        f"{'they' if len(found.ranks) == 1 else 'those'} {percent_text(found.others_fraction)} "
-        f"(without that, {percent_text(found.lost_fraction)} less time)"
-    )

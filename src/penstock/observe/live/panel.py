@@ -15,7 +15,6 @@ from rich.text import Text
 from penstock.core.units import size_text
 from penstock.observe.live import live_text
 from penstock.observe.live.live_snapshot import LiveSnapshot
-from penstock.observe.live.straggler import Straggler
 from penstock.observe.record.formatting import percent_text, rate_text
 
 ROWS = 4
@@ -35,7 +34,6 @@ def render(
     rows: int,
     age_s: float = 0.0,
     colours: bool = True,
-    straggler: Straggler | None = None,
 ) -> list[str]:
     """Return `rows` lines (1 or `ROWS`), each at most `columns` - 1 wide, with the terminal's colours.
 
@@ -45,12 +43,11 @@ def render(
         rows: see `rows_for`.
         age_s: age of the snapshot in seconds; the panel shows it when it exceeds 5 s.
         colours: whether to use colours.
-        straggler: the ranks of this machine that the others wait for.
     """
     width = max(1, columns - 1)  # a line in the last column would wrap on some terminals
     parts: list[RenderableType] = [_single_row(snapshot)]
     if rows > 1:
-        parts = [_position_row(snapshot), _rate_row(snapshot), _stage_row(snapshot, straggler)]
+        parts = [_position_row(snapshot), _rate_row(snapshot), _stage_row(snapshot)]
         parts.append(_memory_row(snapshot, age_s))
     drawn = []
     for part in parts:
@@ -109,9 +106,7 @@ def _rate_row(snapshot: LiveSnapshot) -> Text:
     return text
 
 
-def _stage_row(snapshot: LiveSnapshot, straggler: Straggler | None) -> Text:
-    if straggler is not None:
-        return Text(f"  {live_text.straggler_text(straggler)}", style="red")
+def _stage_row(snapshot: LiveSnapshot) -> Text:
     stages = live_text.stage_ms_per_batch(snapshot)
     if not stages:
         words = f"no batch for {snapshot.since_batch_s:.0f} s" if snapshot.loader else ""
@@ -138,10 +133,6 @@ def _memory_row(snapshot: LiveSnapshot, age_s: float) -> Text:
         parts.append(f"GPU {size_text(now.device_nbytes)}{peak}, {size_text(reserved)} reserved")
     if now.device_utilization is not None:
         parts.append(f"GPU {percent_text(now.device_utilization)} busy")
-    if now.device_power_w is not None:
-        parts.append(f"{now.device_power_w:.0f} W")
-    if now.device_pcie_nbytes_per_s is not None:
-        parts.append(f"PCIe {size_text(int(now.device_pcie_nbytes_per_s))}/s")
     text = Text(f"  {' · '.join(parts)}", style="dim")
     if age_s > _STALE_S:
         text.append(f" · no news for {age_s:.0f} s", "yellow")

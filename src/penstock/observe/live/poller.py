@@ -136,9 +136,6 @@ class RunPoller:
             device_peak_nbytes=device.peak_nbytes,
             device_reserved_nbytes=device.reserved_nbytes,
             device_utilization=device.utilization,
-            device_power_w=device.power_w,
-            device_used_nbytes=device.used_nbytes,
-            device_pcie_nbytes_per_s=device.pcie_nbytes_per_s,
         )
 
     def _snapshot(

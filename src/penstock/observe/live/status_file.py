@@ -105,13 +105,6 @@ def active_runs(folder: Path) -> list[StatusRecord]:
     return [status for file in files if (status := read_status(file)) is not None]
 
 
-def ranks_of(folder: Path, snapshot: LiveSnapshot) -> list[LiveSnapshot]:
-    """Return the snapshots of all ranks that were started with this one on this machine, its own too."""
-    if not snapshot.launch:
-        return [snapshot]
-    return [status.snapshot for status in active_runs(folder) if status.snapshot.launch == snapshot.launch]
-
-
 def read_status(file: Path) -> StatusRecord | None:
     """Return the content of a status file. If its run is over, remove the file and return None."""
     try:

@@ -15,9 +15,6 @@ from penstock.observe.meters.nvml import Nvml
 _READINGS_PER_SEARCH = 20
 """Every so many readings those accelerators are asked that held no memory: on a machine of eight, most never do."""
 
-_READINGS_PER_PCIE = 4
-"""Every so many readings the PCIe traffic is asked for, because that takes 40 ms for each GPU."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
@@ -64,15 +61,6 @@ class DeviceReading:
     utilization: float | None = None
     """Mean fraction of the driver's last sample period in which they ran a kernel, between 0 and 1."""
 
-    power_w: float | None = None
-    """Watts that the GPUs in use draw; None where unknown."""
-
-    used_nbytes: int | None = None
-    """Memory of the GPUs in use that any process holds; None where unknown."""
-
-    pcie_nbytes_per_s: float | None = None
-    """What crosses the PCIe links of the GPUs in use, both ways; None where unknown."""
-
 
 class DeviceMeter:
     """Reads accelerators. Must be created in the main thread (see `Nvml`)."""
@@ -82,8 +70,7 @@ class DeviceMeter:
         self._stats: dict[int, dict[str, int]] = {}
         self._peaks: dict[int, tuple[int, int]] = {}
         self._uuids: dict[int, str] = {}
-        self._until_search = self._until_pcie = 0
-        self._pcie: float | None = None
+        self._until_search = 0
         self._peak: DeviceMemory | None = None
 
     def peak(self) -> DeviceMemory | None:
@@ -102,27 +89,12 @@ class DeviceMeter:
         used = [stats["allocated_bytes.all.current"] for stats in self._stats.values()]
         reserved = [stats["reserved_bytes.all.current"] for stats in self._stats.values()]
         self._note_peak(torch)
-        driver = self._read_driver()
         return DeviceReading(
             nbytes=sum(used),
             peak_nbytes=self._peak.peak_nbytes if self._peak is not None else None,
             reserved_nbytes=sum(reserved),
-            **driver,
+            utilization=self._nvml.utilization(list(self._uuids.values())) if self._nvml is not None else None,
         )
-
-    def _read_driver(self) -> dict[str, Any]:
-        if self._nvml is None:
-            return {}
-        uuids = list(self._uuids.values())
-        if self._until_pcie == 0:
-            self._pcie, self._until_pcie = self._nvml.pcie_nbytes_per_s(uuids), _READINGS_PER_PCIE
-        self._until_pcie -= 1
-        return {
-            "utilization": self._nvml.utilization(uuids),
-            "power_w": self._nvml.power_w(uuids),
-            "used_nbytes": self._nvml.used_nbytes(uuids),
-            "pcie_nbytes_per_s": self._pcie,
-        }
 
     def _read_stats(self, torch: Any) -> None:
         """Read the allocator's counters of the accelerators in use: torch makes a dictionary of hundreds for each."""

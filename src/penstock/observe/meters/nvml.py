@@ -1,4 +1,4 @@
-"""Reads what the driver measures of NVIDIA GPUs. The one file that imports pynvml (nvidia-ml-py).
+"""Reads how busy NVIDIA GPUs are. The one file that imports pynvml (nvidia-ml-py).
 
 Source: NVML API reference, nvmlDeviceGetUtilizationRates: the share of the last sample period (up to a second) in which
 a kernel ran. NVML creates no CUDA context.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -42,9 +42,7 @@ class Nvml:
             nvml = cls(pynvml)
             # Looks up every function that is used later now, because pynvml does that under its lock.
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-            uuids = [pynvml.nvmlDeviceGetUUID(handle)]
-            for ask in (nvml.utilization, nvml.power_w, nvml.used_nbytes, nvml.pcie_nbytes_per_s):
-                ask(uuids)
+            nvml.utilization([pynvml.nvmlDeviceGetUUID(handle)])
         except pynvml.NVMLError:
             return None
         return nvml
@@ -55,36 +53,11 @@ class Nvml:
         Args:
             uuids: as in "GPU-6ac4d2b5-...".
         """
-        found = self._ask(uuids, lambda handle: self._pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-        return sum(found) / len(found) if found else None
-
-    def power_w(self, uuids: Sequence[str]) -> float | None:
-        """Return the watts that these GPUs draw; None if none reports it."""
-        found = self._ask(uuids, lambda handle: self._pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-        return sum(found) if found else None
-
-    def used_nbytes(self, uuids: Sequence[str]) -> int | None:
-        """Return the memory of these GPUs that is in use, by whichever process; None if none reports it."""
-        found = self._ask(uuids, lambda handle: self._pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-        return int(sum(found)) if found else None
-
-    def pcie_nbytes_per_s(self, uuids: Sequence[str]) -> float | None:
-        """Return what crosses the PCIe links of these GPUs, both ways; None if none reports it.
-
-        The driver counts for 20 ms in each direction of each GPU, and the call takes as long.
-        """
-        counters = range(2)  # NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES
-        found = self._ask(
-            uuids, lambda handle: sum(self._pynvml.nvmlDeviceGetPcieThroughput(handle, one) for one in counters)
-        )
-        return sum(found) * 1000.0 if found else None
-
-    def _ask(self, uuids: Sequence[str], ask: Callable[[Any], float]) -> list[float]:
         found = []
         for uuid in uuids:
-            with contextlib.suppress(self._pynvml.NVMLError):  # MIG instances and lost GPUs do not report everything
-                found.append(ask(self._handle(uuid)))
-        return found
+            with contextlib.suppress(self._pynvml.NVMLError):  # MIG instances and lost GPUs do not report it
+                found.append(self._pynvml.nvmlDeviceGetUtilizationRates(self._handle(uuid)).gpu / 100)
+        return sum(found) / len(found) if found else None
 
     def _handle(self, uuid: str) -> Any:
         """Return NVML's handle. CUDA tells the UUID of a MIG instance without saying that it is one."""

@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What a run is compared with. Made from a second run by `compare_runs`, or from a baseline measurement."""
+    """What a run is compared with."""
 
     reference: RunSummary
     """The figures of the other run."""
@@ -42,9 +42,6 @@ class Comparison:
 
     caveats: tuple[str, ...] = ()
     """What makes the two not comparable, one sentence each."""
-
-    verdict: str = ""
-    """The result in one sentence; if empty, it is derived from the figures."""
 
 
 def compare_runs(record: RunRecord, reference: RunRecord, name: str) -> Comparison:

@@ -47,8 +47,6 @@ class Row:
 def verdict(run: RunSummary, comparison: Comparison) -> str:
     """Return the result in one sentence."""
     reference = comparison.reference
-    if comparison.verdict:
-        return comparison.verdict
     if not (run.samples_per_s and reference.samples_per_s):
         name = "this run" if not run.samples_per_s else reference.name
         return f"There is nothing to compare: {name} loaded no samples."

@@ -21,9 +21,6 @@ _SIZES = (
     "device_nbytes",
     "device_peak_nbytes",
     "device_reserved_nbytes",
-    "device_used_nbytes",
-    "device_power_w",
-    "device_pcie_nbytes_per_s",
 )
 
 

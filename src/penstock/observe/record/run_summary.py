@@ -13,7 +13,7 @@ class RunSummary:
     """Figures over all loops of a run, as rates.py defines them."""
 
     name: str
-    """What the run is called, as in "torch's own DataLoader" or a file's name."""
+    """What the run is called, as in a file's name."""
 
     samples_per_s: float
     """Samples per second of loop."""

@@ -42,13 +42,9 @@ def scalars(record: RunRecord) -> Iterator[Scalar]:
             ("device", point.device_nbytes),
             ("device_peak", point.device_peak_nbytes),
             ("device_reserved", point.device_reserved_nbytes),
-            ("device_used", point.device_used_nbytes),
         ):
             if nbytes is not None:
                 yield f"penstock/memory_nbytes/{tag}", *position, nbytes
-        for tag, value in (("power_w", point.device_power_w), ("pcie_nbytes_per_s", point.device_pcie_nbytes_per_s)):
-            if value is not None:
-                yield f"penstock/device/{tag}", *position, value
 
 
 def write_scalars(record: RunRecord, folder: Path) -> None:

@@ -63,15 +63,6 @@ class TimelinePoint:
     device_utilization: float | None = None
     """Fraction of the driver's last sample period in which the device ran a kernel; None where unknown."""
 
-    device_power_w: float | None = None
-    """Watts that the GPUs in use draw; None where unknown."""
-
-    device_used_nbytes: int | None = None
-    """Memory of the GPUs in use that any process holds; None where unknown."""
-
-    device_pcie_nbytes_per_s: float | None = None
-    """What crosses the PCIe links of the GPUs in use, both ways; None where unknown."""
-
 
 class Timeline:
     """Collects points.

@@ -86,7 +86,6 @@ def figures(record: RunRecord, series: TimeSeries) -> list[Figure]:
         found += _memory_figures(series)
     if any(span.device_utilization is not None for span in series.spans):
         found.append(_utilization_figure(series))
-    found += _driver_figures(series)
     return found
 
 
@@ -171,7 +170,6 @@ def _memory_figures(series: TimeSeries) -> list[Figure]:
         ("allocated", "device", "device_nbytes"),
         ("the most so far", "optimizer", "device_peak_nbytes"),
         ("reserved by torch", "reserved", "device_reserved_nbytes"),
-        ("used by all processes", "host", "device_used_nbytes"),
     )
     found = (
         _memory_figure(series, "memory", "Host memory", host),
@@ -207,22 +205,6 @@ def _utilization_figure(series: TimeSeries) -> Figure:
     trace = Trace(label="the device ran a kernel", role="busy", path=_steps(spans, values))
     description = f"The device ran a kernel in {percent_text(mean)} of the time."
     return _per_cent_figure("device", "Device utilisation", description, (trace,), spans, height=180)
-
-
-def _driver_figures(series: TimeSeries) -> list[Figure]:
-    """Return a figure of each thing that the driver reports of its GPUs."""
-    found = []
-    for name, title, unit, field, scale in (
-        ("power", "Power of the GPUs", "W", "device_power_w", 1.0),
-        ("pcie", "PCIe traffic of the GPUs, both ways", "GB/s", "device_pcie_nbytes_per_s", 1e-9),
-    ):
-        values = [value for point in series.points if (value := getattr(point, field)) is not None]
-        if values:
-            most, mean = max(values) * scale, sum(values) / len(values) * scale
-            trace = Trace(label=title, role="busy", path=_points(series, _in_units(field, 1 / scale)))
-            words = f"{mean:.3g} {unit} on average, {most:.3g} {unit} at most."
-            found.append(_figure(name, title, words, (trace,), series.points[-1].at_s, most, unit))
-    return found
 
 
 # ── drawing ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,12 +9,12 @@ from importlib import resources
 
 from penstock import __version__
 from penstock.core.urls import printable
-from penstock.observe.record.formatting import percent_text, rate_text
+from penstock.observe.record.formatting import percent_text
 from penstock.observe.record.time_parts import Bar, Part
 from penstock.observe.report import palette
 from penstock.observe.report.figures import Figure, Trace, round_steps, time_unit
 from penstock.observe.report.headline import Headline
-from penstock.observe.report.view import ComparisonText, FindingText, LoaderView, Tile, View
+from penstock.observe.report.view import FindingText, LoaderView, Tile, View
 
 _MAX_CARDS = 12
 """Further loaders are collapsed into a table."""
@@ -28,8 +28,6 @@ def page_html(view: View, figures: list[Figure]) -> str:
     folder = resources.files("penstock.observe.report")
     css = palette.css() + folder.joinpath("page.css").read_text(encoding="utf-8")
     sections = [
-        _comparison(view.comparison, view.headline) if view.comparison is not None else "",
-        _tiles(view.tiles) if view.comparison is not None else "",
         _bars(view.bars),
         _findings(view.findings),
         _device_memory(view.device_memory) if view.device_memory is not None else "",
@@ -49,21 +47,17 @@ def page_html(view: View, figures: list[Figure]) -> str:
 
 
 def _header(view: View) -> str:
-    """The main result: of a comparison its verdict, else the run's headline; then what follows."""
+    """The main result, and then what follows."""
     failure = f'<div class="failure" role="alert">{_text(view.failure)}</div>' if view.failure else ""
-    if view.comparison is not None:
-        result = f"<h1>{_text(view.comparison.verdict)}</h1>"
-    else:
-        result = f"{_headline(view.headline, 'h1')}{_tiles(view.tiles)}"
     return (
         f'<header><div class="muted small"><code class="command">{_text(view.title)}</code>{_text(view.when)}</div>'
-        f"{failure}{result}</header>"
+        f"{failure}{_headline(view.headline)}{_tiles(view.tiles)}</header>"
     )
 
 
-def _headline(head: Headline, level: str) -> str:
+def _headline(head: Headline) -> str:
     return (
-        f'<{level}><span class="mark {head.tone}" aria-hidden="true"></span>{_sentence(head.text)}</{level}>'
+        f'<h1><span class="mark {head.tone}" aria-hidden="true"></span>{_sentence(head.text)}</h1>'
         f'<p class="lead">{_sentence(head.more)}</p>'
     )
 
@@ -128,34 +122,6 @@ def _finding(finding: FindingText) -> str:
     return (
         f'<article class="card finding"><h3>{_text(finding.cause)}</h3>{gain}'
         f'<p class="muted">{_text(finding.evidence)}</p>{remedy}</article>'
-    )
-
-
-def _comparison(comparison: ComparisonText, headline: Headline) -> str:
-    """The comparison, and then what a page about the run alone begins with."""
-    most = max(comparison.rates) or 1.0
-    lengths = "".join(
-        f'<span class="name" title="{_text(name)}">{_text(name)}</span><span class="row">'
-        f'<span class="length {kind}" style="flex:0 1 {70 * rate / most:.1f}%"></span>'
-        f'<span class="value">{_text(rate_text(rate))}</span></span>'
-        for name, kind, rate in (("this run", "here", comparison.rates[0]), (comparison.name, "", comparison.rates[1]))
-    )
-    table = _table(
-        ("", "this run", comparison.name, "ratio"),
-        [(row.label, row.run, row.reference, row.ratio) for row in comparison.rows],
-    )
-    settings = ""
-    if comparison.settings:
-        rows = [(one.setting, one.run, one.reference) for one in comparison.settings]
-        settings = "<h3>Settings that differ</h3>" + _table(("", "this run", comparison.name), rows)
-    caveats = ""
-    if comparison.caveats:
-        items = "".join(f"<li>{_text(caveat)}</li>" for caveat in comparison.caveats)
-        caveats = f'<div class="caveats"><strong>Compare with care</strong><ul>{items}</ul></div>'
-    return (
-        f"<section><h2>Compared with {_text(comparison.name)}</h2>"
-        f'<div class="card"><div class="versus">{lengths}</div>{table}{settings}{caveats}</div></section>'
-        f"<section>{_headline(headline, 'h2')}</section>"
     )
 
 

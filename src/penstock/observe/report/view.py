@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.units import size_text
-from penstock.observe.record.compare_runs import Comparison, Difference
-from penstock.observe.record.comparison_text import Row, rows, verdict
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.formatting import count_text, percent_text, rate_text, time_text, uploads_text
 from penstock.observe.record.group_loaders import group_loaders, iterator_text, settings_text
@@ -78,29 +76,6 @@ class LoaderView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComparisonText:
-    """A comparison as text."""
-
-    name: str
-    """The reference's name."""
-
-    verdict: str
-    """The result in one sentence."""
-
-    rows: tuple[Row, ...]
-    """The figures."""
-
-    settings: tuple[Difference, ...]
-    """Settings that differ."""
-
-    caveats: tuple[str, ...]
-    """What makes the two not comparable."""
-
-    rates: tuple[float, float]
-    """Samples per second of the run and of the reference."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class View:
     """The content of the page."""
 
@@ -131,9 +106,6 @@ class View:
     series: TimeSeries
     """The run over time."""
 
-    comparison: ComparisonText | None
-    """The comparison with another run, if there is one."""
-
     loaders: tuple[LoaderView, ...]
     """Loaders that handed out a batch, grouped; see group_loaders.py."""
 
@@ -141,22 +113,29 @@ class View:
     """Name and value."""
 
 
-def build_view(record: RunRecord, comparison: Comparison | None = None) -> View:
-    """Return the content of the page for `record`, with `comparison` if it is given."""
+def build_view(record: RunRecord) -> View:
+    """Return the content of the page for `record`."""
     return View(
         title=" ".join(record.command) or "a run",
         when=f"{record.started.replace('T', ' ').replace('+00:00', ' UTC')} · {time_text(record.wall_s)}",
         failure=_failure(record),
-        headline=_EARLY_END if record.has_failed else headline(record),
+        headline=_EARLY_END if record.has_failed else _headline(record),
         tiles=_tiles(record),
         bars=bars(record),
         device_memory=device_memory_bar(record.device_memory) if record.device_memory is not None else None,
         findings=() if record.has_failed else tuple(map(_finding_text, record.findings)),
         series=build_time_series(record.timeline),
-        comparison=_comparison_text(record, comparison) if comparison is not None else None,
         loaders=tuple(map(_loader_view, group_loaders(record.loaders))),
         machine=_machine(record),
     )
+
+
+def _headline(record: RunRecord) -> Headline:
+    """Return the main result, with that of `--baseline` after it."""
+    head = headline(record)
+    if record.baseline is None:
+        return head
+    return replace(head, more=f"{head.more} Compared with torch's own loader: {record.baseline.verdict()}.")
 
 
 def _failure(record: RunRecord) -> str:
@@ -223,18 +202,6 @@ def _slots(loader: LoaderRecord) -> str:
     if ring.copied_out:
         words.append(f"{ring.copied_out} batches copied out, because the program held all slots of the ring")
     return "; ".join(words)
-
-
-def _comparison_text(record: RunRecord, comparison: Comparison) -> ComparisonText:
-    run, reference = summarize_run(record, "this run"), comparison.reference
-    return ComparisonText(
-        name=reference.name,
-        verdict=verdict(run, comparison),
-        rows=tuple(rows(run, reference)),
-        settings=comparison.settings,
-        caveats=comparison.caveats,
-        rates=(run.samples_per_s, reference.samples_per_s),
-    )
 
 
 def _machine(record: RunRecord) -> tuple[tuple[str, str], ...]:

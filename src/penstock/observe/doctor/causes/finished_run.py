@@ -12,12 +12,12 @@ from penstock.core.units import size_text
 from penstock.observe.doctor.causes.epochs import is_recreated, iterator_begun_anew, order_that_repeats
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
-from penstock.observe.live.straggler import find_straggler
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.formatting import percent_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
+from penstock.observe.record.straggler import find_straggler
 from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
 
 _SHOWN_INDICES = 8

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import findings_of_run
-from penstock.observe.live import display
-from penstock.observe.live.live_snapshot import LiveSnapshot
-from penstock.observe.live.status_file import StatusFile, StatusRecord, active_runs
-from penstock.observe.live.straggler import current_rank, find_straggler
 from penstock.observe.record.rank_record import RankRecord
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
-from penstock.observe.record.timeline import TimelinePoint
+from penstock.observe.record.straggler import find_straggler
 
 
 def ranks_in_step(loading_s: dict[int, float], world: int, *, step_s: float = 0.1, seed: int = 0) -> list[RankRecord]:
@@ -83,64 +75,3 @@ def test_the_report_of_a_run_names_it_first() -> None:
     assert "rank 3 waited for data" in finding.evidence
     assert finding.gain is not None
     assert finding.gain == pytest.approx(1.75, abs=0.2)
-
-
-def live(record: RankRecord, world: int, *, batches: int = 0) -> LiveSnapshot:
-    """Return what a rank shows whose window is the whole of the record, after so many batches before it."""
-    stages = StageTimes(wait_s=record.loading_s, step_s=record.loop_s - record.loading_s)
-    return LiveSnapshot(
-        pid=os.getpid(),
-        rank=record.rank,
-        world_size=world,
-        launch="one",
-        now=TimelinePoint(at_s=9.0, batches=record.batches + batches, loading_s=record.loading_s, stages=stages),
-        loader="Images",
-        window_s=5.0,
-        batches_per_s=record.batches / 5.0,
-        stall_fraction=record.stall_fraction,
-        stages=stages,
-    )
-
-
-def test_a_window_is_compared_whatever_had_been_before_and_however_many_batches_it_has() -> None:
-    ranks = [live(rank, 8, batches=10_000) for rank in ranks_in_step({5: 0.08}, 8)]
-    ranks[2] = replace(ranks[2], batches_per_s=ranks[2].batches_per_s / 2, stages=StageTimes(step_s=4.5))
-    found = find_straggler([current_rank(rank) for rank in ranks], 0.1)
-    assert found is not None
-    assert found.ranks == (5,)
-    nothing_yet = [replace(rank, batches_per_s=0.0, stall_fraction=0.0, stages=StageTimes()) for rank in ranks]
-    assert find_straggler([current_rank(replace(one, now=TimelinePoint(at_s=1.0))) for one in nothing_yet], 0.1) is None
-
-
-class Rows:
-    """A terminal that keeps what is shown."""
-
-    shown: list[str]
-
-    def __init__(self, fd: int) -> None:
-        pass
-
-    def size(self) -> os.terminal_size:
-        return os.terminal_size((140, 40))
-
-    def show(self, lines: list[str]) -> None:
-        Rows.shown = lines
-
-
-@pytest.mark.parametrize("slow", [{}, {41: 0.08}])
-def test_the_panel_names_the_rank_of_64_that_holds_up_the_others(
-    slow: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(display, "StatusRows", Rows)
-    snapshots = [live(rank, 64) for rank in ranks_in_step(slow, 64)]
-    others = [replace(snapshots[0], launch="another", stall_fraction=0.9), replace(snapshots[0], launch="")]
-    for number, snapshot in enumerate([*snapshots, *others]):
-        file: Any = StatusFile(tmp_path)
-        file.path = tmp_path / f"{1000 + number}.json"
-        file.write(snapshot)
-    assert len(active_runs(tmp_path)) == 66
-    for snapshot in (snapshots[0], others[1]):
-        display.Display(2, tmp_path).show(StatusRecord(snapshot=snapshot, unix_s=0.0))
-        is_named = bool(slow) and snapshot.launch != ""
-        assert ("rank 41 holds up the others: it waits for data 4" in Rows.shown[2]) == is_named
-        assert ("ms per batch" in Rows.shown[2]) != is_named

@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.observe.live.live_snapshot import LiveSnapshot
 from penstock.observe.record.rank_record import RankRecord
 
 _IN_STEP = 1.1
@@ -69,20 +68,6 @@ def find_straggler(ranks: Sequence[RankRecord], least_fraction: float) -> Stragg
         longer_s=longer_s,
         lost_fraction=lost_fraction,
     )
-
-
-def current_rank(snapshot: LiveSnapshot) -> RankRecord:
-    """Return the figures of a rank: those of its last window, for as many batches as it has had in all.
-
-    Windows of ranks begin at other times, so their batches differ although the ranks go in step. Where a window has no
-    batch, the figures are those since the start.
-    """
-    now, recent = snapshot.now, snapshot.batches_per_s * snapshot.window_s
-    loading_s, step_s = now.loading_s, now.stages.step_s
-    if recent and snapshot.stall_fraction < 1.0:
-        step_s = snapshot.stages.step_s * now.batches / recent
-        loading_s = step_s * snapshot.stall_fraction / (1.0 - snapshot.stall_fraction)
-    return RankRecord(rank=snapshot.rank, batches=now.batches, loop_s=loading_s + step_s, loading_s=loading_s)
 
 
 def _wait_s(rank: RankRecord) -> float:
