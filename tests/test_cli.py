@@ -207,25 +207,6 @@ def test_what_is_not_there_is_answered_with_what_is(
     assert meant in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("line", "noted"),
-    [
-        ("train.py --baseline", True),
-        ("train.py --tune", False),
-        ("--baseline train.py", False),
-        ("-m train --tune", False),
-    ],
-)
-def test_an_option_behind_the_script_is_noted_unless_the_script_has_it(
-    line: str, noted: bool, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.launch.run", lambda *_, **__: 0)
-    (tmp_path / "train.py").write_text("parser.add_argument('--tune')")
-    assert cli.main(["run", *line.split()]) == 0
-    assert ("--baseline stands after train.py" in capsys.readouterr().err) is noted
-
-
 def test_no_command_at_all_shows_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     text = capsys.readouterr().err

@@ -47,12 +47,12 @@ def test_workers_stay_while_only_their_number_or_the_prefetch_changes() -> None:
     loop = TunedLoop(loader=loader, step=lambda batch: seen.extend(batch[1].tolist()))
     with TrialBench(loop, most=4) as bench:
         bench.measure(process(2), at_least_s=0.02)
-        run = bench._open["process", False, None, None]
+        run = bench._open["process", False, None]
         before = {worker.pid for worker in run._batches._workers}
         for setting in (process(2, 4), process(3), process(1)):
             trial = bench.measure(setting, at_least_s=0.02)
             assert trial.setting == setting
-            assert run is bench._open["process", False, None, None]
+            assert run is bench._open["process", False, None]
         assert {worker.pid for worker in run._batches._workers} < before
     assert seen == [number % 500 for number in range(len(seen))]
 
@@ -60,10 +60,10 @@ def test_workers_stay_while_only_their_number_or_the_prefetch_changes() -> None:
 def test_if_samples_depend_on_their_worker_another_number_means_other_workers() -> None:
     loop = TunedLoop(loader=DataLoader(Augmented(64), batch_size=8))
     with TrialBench(loop, most=4) as bench:
-        assert bench.measure(process(2), at_least_s=0.02).mode == "round_robin"
-        first = bench._open["process", False, None, None]
+        bench.measure(process(2), at_least_s=0.02)
+        first = bench._open["process", False, None]
         bench.measure(process(3), at_least_s=0.02)
-        assert bench._open["process", False, None, None] is not first
+        assert bench._open["process", False, None] is not first
 
 
 def test_a_trial_counts_what_the_loop_did() -> None:

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.cli.option_values import parse_fields, parse_options
-from penstock.cli.progress_bar import progress_reporter
+from penstock.cli.progress import ProgressLine
 from penstock.core.errors import PenstockError
 from penstock.core.urls import redact_all, shown
 
 if TYPE_CHECKING:
-    from penstock.data.convert import Conversion
+    from penstock.data.convert import Conversion, Progress
 
 
 class Convert:
@@ -86,7 +86,7 @@ class Convert:
         from penstock.data.convert import convert
 
         try:
-            with progress_reporter(quiet=args.quiet) as progress:
+            with ProgressLine() as line:
                 done = convert(
                     args.src[0] if len(args.src) == 1 else args.src,
                     args.dst,
@@ -101,7 +101,7 @@ class Convert:
                     options=parse_options(args.option),
                     writer_options=parse_options(args.writer_option),
                     verify=args.verify,
-                    progress=progress,
+                    progress=None if args.quiet else lambda now: line.show(_progress_text(now)),
                 )
         except PenstockError as error:
             print(
@@ -119,6 +119,13 @@ class Convert:
         elif not args.quiet:
             print(shown(_result_text(done)))
         return 0
+
+
+def _progress_text(now: Progress) -> str:
+    from penstock.core.units import size_text
+
+    total = "" if now.total is None else f" of {now.total}"
+    return f"{now.stage}, {now.samples}{total} samples, {size_text(now.nbytes)}"
 
 
 def _result_text(done: Conversion) -> str:

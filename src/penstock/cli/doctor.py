@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from penstock.cli.examined_program import is_object, load_loop
 from penstock.cli.import_object import print_own_traceback
-from penstock.cli.run import command_of, note_late_options
+from penstock.cli.run import command_of
 from penstock.core.errors import PenstockError
 from penstock.core.urls import redact_all, shown
 
@@ -71,8 +71,6 @@ class Doctor:
         args.command = command_of(args.module, args.command)
         if args.command and is_object(args.command):
             args.command = _take_options(args)
-        elif args.command:
-            note_late_options(args.parser, args.command)
         if args.transfer:
             return _transfer(args)
         if args.seconds <= 0:

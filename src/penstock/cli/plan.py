@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from penstock.cli.import_object import call_object, import_object
+from penstock.cli.progress import ProgressLine
 from penstock.core.errors import PenstockError
 from penstock.core.units import to_nbytes
 from penstock.core.urls import redact_all, shown
 
-_PROGRESS_S = 5.0
 _TEMPLATE = """\
 penstock: which step of {module}? Add a function that makes one, and run: penstock plan {module}:step --budget 24GiB
 
@@ -87,11 +84,11 @@ class Plan:
 
         budget = to_budget(args.budget)
         step = _training_step(args.function)
-        with _progress_bar() as progress:
+        with ProgressLine() as line:
             plans = plan(
                 *step,
                 budget=budget,
-                progress=progress,
+                progress=lambda done, total: line.show(f"{done} of {total} steps planned"),
                 ranks=args.ranks,
                 shard=import_object(args.shard) if ":" in args.shard else args.shard,
                 forward_only=args.forward_only,
@@ -103,33 +100,6 @@ class Plan:
             else shown(plans.render(every=args.all).rstrip())
         )
         return 0 if plans.choice is not None else 1
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield what shows the number of steps on stderr: as a bar in a terminal, else as a line every few seconds."""
-    if not sys.stderr.isatty():
-        yield _print_progress()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("planning", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _print_progress() -> Callable[[int, int], None]:
-    last_s = time.monotonic()
-
-    def print_if_due(done: int, total: int) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= _PROGRESS_S:
-            last_s = time.monotonic()
-            print(f"penstock: {done} of {total} steps planned", file=sys.stderr, flush=True)
-
-    return print_if_due
 
 
 def _training_step(name: str) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
@@ -89,8 +88,6 @@ class Run:
         command = command_of(args.module, args.command)
         if not command:
             raise PenstockError("nothing to run; give a script, as in `penstock run train.py`")
-        if not args.quiet:
-            note_late_options(args.parser, command)
         for option, file in (("--json", args.json), ("--html", args.html), ("--trace", args.trace)):
             _check_folder(option, file)
         folder = run_folder(command, Ranks.of(os.environ, os.getppid())).absolute()
@@ -133,24 +130,3 @@ def command_of(module: list[str] | None, rest: list[str]) -> list[str]:
     if module is not None:
         return ["-m", *module, *rest]
     return rest[1:] if rest[:1] == ["--"] else rest
-
-
-def options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the names of a parser's options."""
-    return [name for action in parser._actions for name in action.option_strings]
-
-
-def note_late_options(parser: argparse.ArgumentParser, command: list[str]) -> None:
-    """Say that an option of penstock's stands after the script, which gets it: unless the script has that word."""
-    try:
-        script = Path(command[0]).read_text(errors="replace")
-    except OSError:  # a module or a folder: where it reads its arguments is not known
-        return
-    options = [name for name in options_of(parser) if name.startswith("--") and name != "--help"]
-    late = [word for word in command[1:] if word in options and word[2:].replace("-", "_") not in script]
-    if late and os.environ.get("RANK", "0") == "0":
-        print(
-            f"penstock: {late[0]} stands after {command[0]}, which gets it; penstock's own options come before the "
-            f"script: {parser.prog} {late[0]} ... {command[0]}",
-            file=sys.stderr,
-        )

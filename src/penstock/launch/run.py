@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
 from penstock.core.urls import shown
-from penstock.launch.isolation import hidden_torch, isolation_hint
+from penstock.launch.isolation import isolation_hint
 from penstock.launch.outputs import Outputs
 from penstock.launch.patch_torch import TorchPatch, on_torch_import
 from penstock.launch.program import load_program, trim_traceback
@@ -52,8 +52,6 @@ def run(
     TorchPatch(session, distributed=distributed).install()
     if baseline_run is not None:
         on_torch_import(baseline_run.install)
-    if ranks.local_rank == 0:
-        _say(hidden_torch(), outputs)
     session.begin()
     try:
         program()

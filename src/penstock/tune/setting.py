@@ -34,9 +34,6 @@ class Setting:
     device: str | None = None
     """Where batches arrive, copied ahead; None to leave that to the loop."""
 
-    ring_bytes: int | None = None
-    """The most bytes for batches in flight and held; None for the loader's own limit."""
-
     def __post_init__(self) -> None:
         assert (self.workers == 0) == (self.worker_type == "inline")
 
@@ -47,7 +44,7 @@ class Setting:
             given["prefetch_factor"] = self.prefetch_factor
         if self.worker_type == "thread":
             given["worker_type"] = "thread"
-        for name in ("pin_memory", "device", "ring_bytes"):
+        for name in ("pin_memory", "device"):
             if getattr(self, name):
                 given[name] = getattr(self, name)
         return given

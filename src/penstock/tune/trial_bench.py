@@ -98,7 +98,6 @@ class TrialBench:
         totals.without_core_s += max(0.0, now_queued_s - queued_s)
         totals.seen.append(statistics_between(before, counted))
         totals.drained += max(0, before.ring.ready - counted.ring.ready)
-        totals.mode = counted.dispatch
         totals.ram_nbytes = max(totals.ram_nbytes, self._ram_nbytes())
         totals.add_periods(periods, setting.workers)
         return self.trial(setting)
@@ -115,7 +114,7 @@ class TrialBench:
         return self._totals[setting].result(setting, start_s=start_s / batches if batches else 0.0)
 
     def _run_of(self, setting: Setting) -> _LoopRun:
-        key = (setting.worker_type, setting.pin_memory, setting.device, setting.ring_bytes)
+        key = (setting.worker_type, setting.pin_memory, setting.device)
         if self._one_at_a_time:
             for other in [other for other in self._open if other != key]:
                 self._open.pop(other).close()

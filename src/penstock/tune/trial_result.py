@@ -51,9 +51,6 @@ class SettingTrial:
     batch_nbytes: int
     """Of tensors and arrays in a batch."""
 
-    mode: str = ""
-    """How tasks were dispatched: "demand" or "round_robin"."""
-
     busy_fraction: float = 1.0
     """Of the time in which worker processes made batches, the fraction on a processor."""
 
@@ -69,7 +66,6 @@ class TrialTotals:
     seen: list[LoaderStatistics] = field(default_factory=list)
     """The loader's statistics of each trial."""
     ram_nbytes: int = 0
-    mode: str = ""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
     without_core_s: float = 0.0
@@ -114,7 +110,6 @@ class TrialTotals:
             handling_s=sum(one.transport_s for one in stages) * per_batch,
             step_s=sum(one.step_s for one in stages) * per_batch,
             batch_nbytes=round(sum(one.nbytes for one in self.seen) * per_batch),
-            mode=self.mode,
             busy_fraction=busy_part(10**9, *shares) / 1e9 if is_known else 1.0,
         )
 
