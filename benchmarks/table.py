@@ -97,7 +97,6 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         "fit": _fit_table,
         "plan_peers": _plan_peers_table,
         "readers": _readers_table,
-        "skilled": _skilled_table,
         "tune": _tune_table,
     }
     return kinds.get(report.get("benchmark", ""), _loader_table)(report)
@@ -200,17 +199,6 @@ def estimate_text(estimate: int | None, truth: int) -> str:
     ('+50.0 %', 'fails')
     """
     return "fails" if estimate is None else f"{100 * (estimate / truth - 1):+.1f} %"
-
-
-def _skilled_table(report: dict[str, Any]) -> str:
-    lines = ["| format | beside | of its speed (least … most) | of its samples per CPU second | penstock, samples/s |"]
-    lines.append("| --- | --- | --- | --- | --- |")
-    results = list(map(Result.from_json, report["results"]))
-    for wall, cpu in zip(results[::2], results[1::2], strict=True):
-        mine = number_text(Spread.of(wall.figures[OURS]).median)
-        for other, ratios in wall.ratios.items():
-            lines.append(f"| {wall.name} | {other} | {_range(ratios, 2)} | {_range(cpu.ratios[other], 2)} | {mine} |")
-    return "\n".join(lines)
 
 
 def _readers_table(report: dict[str, Any]) -> str:

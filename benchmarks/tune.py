@@ -6,8 +6,7 @@ prefetch_factor 1, 2, 4, 8; where samples wait, 8, 16, 32 and 64 with prefetch_f
 fastest (of those within the memory, where there is a limit) and the tuner's choice are then measured once more,
 interleaved, and compared round by round; the fastest there is the best. Where memory is limited, a thread samples
 every 50 ms what all processes take while the tuner runs. Then the best runs beside num_workers="auto", by turns, each
-an epoch of its own that is cut off after some seconds, with the start of its workers. Before all that,
-`benchmarks.autoscale_response` measures how soon "auto" follows a change of costs.
+an epoch of its own that is cut off after some seconds, with the start of its workers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.autoscale_response import follow
 from benchmarks.machine_facts import facts
 from benchmarks.tunable import Loop, loops
 from penstock.core.units import size_text
@@ -61,7 +59,6 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # the grid goes to one beyond the cores
     torch.set_num_threads(1)  # a step that takes all cores would be measured, and not the loaders
     began, rows = time.perf_counter(), []
-    online = [] if asked.loops else [follow() for _ in range(1 if asked.quick else 5)]
     with ExitStack() as stack:
         for loop in loops(stack):
             if asked.loops and loop.name not in asked.loops:
@@ -75,13 +72,12 @@ def main() -> None:
                 "load": os.getloadavg()[0],
                 "targets": {"of_best": NEAR, "of_best_in_all": ENOUGH, "of_grid_time": FAST},
                 "rows": rows,
-                "online": online,
                 "seconds": round(time.perf_counter() - began, 1),
             }
             if asked.json:
                 asked.json.parent.mkdir(parents=True, exist_ok=True)
                 asked.json.write_text(json.dumps(found, indent=1) + "\n")
-    _print(rows, online, time.perf_counter() - began)
+    _print(rows, time.perf_counter() - began)
 
 
 def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
@@ -196,7 +192,7 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['name']}: {row['choice']}, {ratio:.3f} of {row['against']}, {times}; {automatic}"
 
 
-def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: float) -> None:
+def _print(rows: list[dict[str, Any]], seconds: float) -> None:
     table = Table(title="the tuner's choice, and the best of a full grid")
     heads = (
         "loop",
@@ -222,10 +218,6 @@ def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: fl
             f"{size_text(row['tuner_peak_nbytes'])} / {budget}" if row["ram_nbytes"] else "–",
         )
     Console(width=150).print(table)
-    if online:
-        late = [run["followed_after_batches"] for run in online]
-        times = statistics.median(run["seconds"] / run["seconds_with_4"] for run in online)
-        print(f"online: a change of cost was followed after {late} batches; {times:.3f} of the time with 4 workers")
     speeds = [statistics.median(row["of_best"]) for row in rows]
     near, enough = sum(speed >= NEAR for speed in speeds), sum(speed >= ENOUGH for speed in speeds)
     quick = sum(row["tuner_s"] <= FAST * row["grid_s"] for row in rows)

@@ -1,7 +1,8 @@
 """Lines of the dataset that seed a generator of random numbers with the same number for every sample.
 
 Python, NumPy and torch do not tell what seeded a generator. So for a few samples their seeding functions are replaced
-by ones that note their argument, in the libraries and under whatever name the user's modules imported them.
+by ones that note their argument, in the libraries and under whatever name the user's modules imported them. Generators
+that a sample makes as objects (`random.Random(0)`, `torch.Generator()`) are not seen.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from penstock.observe.doctor.probe_results import ConstantSeed
 from penstock.observe.doctor.probes.line_sampler import find_line
 
 _SEEDING = ((torch, "manual_seed"), (np.random, "seed"), (np.random, "default_rng"), (random, "seed"))
-_MAKING = ((random, "Random"), (np.random, "RandomState"), (torch, "Generator"))
 _MOST_SAMPLES = 16
 _LEAST_SAMPLES = 4
 
@@ -34,7 +34,7 @@ class SeedRecorder:
         self._indices: set[str] = set()
         self._seen: dict[tuple[str, int, str], dict[str, Any]] = {}
         self._index = ""
-        self._places = _find_places({id(one := getattr(*place)): self._wrapped(one) for place in _SEEDING + _MAKING})
+        self._places = _find_places({id(one := getattr(*place)): self._wrapped(one) for place in _SEEDING})
         """Module, name, what it has there, and what replaces it: found once, because that takes milliseconds."""
 
     @contextmanager
@@ -70,36 +70,12 @@ class SeedRecorder:
             self._seen.setdefault(line, {}).setdefault(self._index, seed)
 
     def _wrapped(self, original: Any) -> Any:
-        note = self._note
-        if not isinstance(original, type):
+        @functools.wraps(original)
+        def seeding(*arguments: Any, **options: Any) -> Any:
+            self._note(arguments, options)
+            return original(*arguments, **options)
 
-            @functools.wraps(original)
-            def seeding(*arguments: Any, **options: Any) -> Any:
-                note(arguments, options)
-                return original(*arguments, **options)
-
-            return seeding
-
-        class Noted(original, metaclass=_kind_of(original)):  # type: ignore[misc, metaclass]
-            def __init__(self, *arguments: Any, **options: Any) -> None:
-                note(arguments, options)
-                super().__init__(*arguments, **options)
-
-            def manual_seed(self, seed: int) -> Any:
-                note((seed,), {})
-                return super().manual_seed(seed)
-
-        return Noted
-
-
-def _kind_of(original: type) -> type:
-    """Return a class of classes whose instances are those of `original`, which the program may ask for."""
-
-    class Kind(type(original)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original)
-
-    return Kind
+        return seeding
 
 
 def _find_places(replacements: Mapping[int, Any]) -> list[tuple[ModuleType, str, Any, Any]]:
@@ -108,7 +84,7 @@ def _find_places(replacements: Mapping[int, Any]) -> list[tuple[ModuleType, str,
     users = [module for module, file in files if file and is_users(file)]
     return [
         (module, name, value, replacements[id(value)])
-        for module in {owner for owner, _ in _SEEDING + _MAKING}.union(users)
+        for module in {owner for owner, _ in _SEEDING}.union(users)
         for name, value in list(vars(module).items())
         if id(value) in replacements
     ]
