@@ -28,7 +28,6 @@ def test_the_verbs_and_their_flags_are_these() -> None:
     assert flags == {
         "run": [
             "--baseline",
-            "--distributed",
             "--help",
             "--html",
             "--json",

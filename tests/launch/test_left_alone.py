@@ -226,18 +226,6 @@ def test_a_loader_that_is_left_alone_is_not_compared(tmp_path: Path) -> None:
     assert (baseline["torch"], baseline["penstock"]) == (None, None)
 
 
-def test_a_stateful_loader_that_shuffles_is_refused_where_loaders_are_to_be_sharded(tmp_path: Path) -> None:
-    text = """
-        import torch
-        from torchdata.stateful_dataloader import StatefulDataLoader
-        StatefulDataLoader(torch.arange(4.0))
-        StatefulDataLoader(torch.arange(4.0), shuffle=True)
-    """
-    run = penstock(tmp_path, "run", "--distributed", script(tmp_path, text).name)
-    assert 'train.py", line 5' in run.stderr
-    assert "--distributed cannot shard the samples of a StatefulDataLoader" in run.stderr
-
-
 # ── in this process ─────────────────────────────────────────────────────────────────────────────────────────
 
 

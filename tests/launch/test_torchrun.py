@@ -112,39 +112,3 @@ def test_a_baseline_of_several_ranks_is_refused(tmp_path: Path) -> None:
     run = torchrun(tmp_path, "-m", "penstock", "run", "--baseline", script(tmp_path, TRAINING).name, "well")
     assert "--baseline compares one process" in run.stderr
     assert run.returncode != 0
-
-
-SHARED = """
-import json, pickle
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    data = torch.arange(21)
-    training, testing = DataLoader(data, 4, shuffle=True), DataLoader(data, 4)
-    training = pickle.loads(pickle.dumps(training))
-    assert isinstance(training, DataLoader), DataLoader[int]
-    seen = [[], [], []]
-    for numbers, loader in zip(seen, (training, training, testing)):
-        for batch in loader:
-            dist.barrier()  # as a step that adds up gradients
-            numbers += batch.tolist()
-    with open(f"seen.{dist.get_rank()}", "w") as file:
-        json.dump(seen, file)
-    dist.barrier()
-    dist.destroy_process_group()
-"""
-
-
-def test_a_plain_loader_is_shared_out_where_that_is_asked_for(tmp_path: Path) -> None:
-    path = script(tmp_path, SHARED)
-    run = torchrun(tmp_path, "-m", "penstock", "run", "--distributed", path.name)
-    assert run.returncode == 0, run.stderr
-    ranks = [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(2)]
-    for epoch in range(2):
-        assert sorted({*ranks[0][epoch], *ranks[1][epoch]}) == list(range(21))
-        assert [len(rank[epoch]) for rank in ranks] == [11, 11]
-    assert ranks[0][0] != ranks[0][1]
-    assert [rank[2] for rank in ranks] == [list(range(21))] * 2

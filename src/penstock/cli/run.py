@@ -38,11 +38,6 @@ class Run:
         parser.add_argument("--quiet", action="store_true", help="show neither the panel nor the report")
         parser.add_argument("--tune", action="store_true", help="let loaders choose their number of workers")
         parser.add_argument(
-            "--distributed",
-            action="store_true",
-            help="under torchrun: shard the samples of loaders that shuffle and have no sampler over the ranks",
-        )
-        parser.add_argument(
             "--json",
             type=Path,
             metavar="FILE",
@@ -99,7 +94,7 @@ class Run:
             prometheus_port=args.prometheus,
             quiet=args.quiet,
         )
-        return run(command, outputs, tune=args.tune, baseline=args.baseline, distributed=args.distributed)
+        return run(command, outputs, tune=args.tune, baseline=args.baseline)
 
 
 def _check_folder(option: str, file: Path | None) -> None:

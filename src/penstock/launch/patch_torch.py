@@ -41,12 +41,10 @@ class TorchPatch:
 
     Args:
         observer: called with each new loader, and each new iterator that is not penstock's.
-        distributed: whether a loader that shuffles and has no sampler shards its samples over ranks.
     """
 
-    def __init__(self, observer: LoaderObserver, *, distributed: bool = False) -> None:
+    def __init__(self, observer: LoaderObserver) -> None:
         self._observer = observer
-        self._distributed = distributed
         self._undo: list[Callable[[], None]] = []
         self._watch: TorchWatch | None = None
 
@@ -78,29 +76,19 @@ class TorchPatch:
         for name in _MODULES:
             module = importlib.import_module(name)
             self._undo.append(functools.partial(setattr, module, "DataLoader", dataloader.DataLoader.__base__))
-            module.DataLoader = _loader_class(distributed=self._distributed)  # type: ignore[attr-defined]
+            module.DataLoader = dataloader.DataLoader  # type: ignore[attr-defined]
 
     def _watch_stateful(self) -> None:
         from penstock.launch.watch_torchdata import watch_stateful_loader
 
         assert self._watch is not None  # torchdata imports torch
-        watch_stateful_loader(self._watch, self._observer.register, distributed=self._distributed)
+        watch_stateful_loader(self._watch, self._observer.register)
 
     def _watch_nodes(self) -> None:
         from penstock.launch.watch_torchdata import watch_node_loader
 
         assert self._watch is not None  # torchdata imports torch
         watch_node_loader(self._watch, self._observer.register)
-
-
-def _loader_class(*, distributed: bool) -> type[DataLoader[Any]]:
-    from penstock.loader.dataloader import DataLoader
-
-    if not distributed:
-        return DataLoader
-    from penstock.launch.auto_distributed import AutoDistributed
-
-    return AutoDistributed
 
 
 def on_torch_import(callback: Callable[[], None]) -> None:

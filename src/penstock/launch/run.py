@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from penstock.launch.baseline_run import BaselineRun
 
 
-def run(
-    command: Sequence[str], outputs: Outputs, *, tune: bool = False, baseline: bool = False, distributed: bool = False
-) -> int:
+def run(command: Sequence[str], outputs: Outputs, *, tune: bool = False, baseline: bool = False) -> int:
     """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
 
     Called once in a process, as the last thing it does: the report is written when the process ends.
@@ -39,7 +37,6 @@ def run(
         outputs: what to print and write.
         tune: whether loaders choose their number of workers themselves (see `enable_autoscaling`).
         baseline: whether to run the beginning with torch's own loader first, and compare.
-        distributed: whether plain loaders shard their samples over ranks (see auto_distributed.py).
 
     Raises:
         ScriptError: there is no such script or module.
@@ -49,7 +46,7 @@ def run(
     ranks = Ranks.of(os.environ, os.getppid())
     baseline_run = _measure_baseline(command, ranks, quiet=outputs.quiet) if baseline else None
     session = Session(command, outputs.of_rank(ranks), ranks, baseline_run, tune=tune)
-    TorchPatch(session, distributed=distributed).install()
+    TorchPatch(session).install()
     if baseline_run is not None:
         on_torch_import(baseline_run.install)
     session.begin()

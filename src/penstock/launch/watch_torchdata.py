@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
-from penstock.core.errors import OptionError
 from penstock.loader.dataloader import DataLoader
 from penstock.observe.live.torch_watch import TorchWatch
 
 _MODULE = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
-def watch_stateful_loader(watch: TorchWatch, register: Callable[[Any], object], *, distributed: bool) -> None:
+def watch_stateful_loader(watch: TorchWatch, register: Callable[[Any], object]) -> None:
     """Call `register` with each new StatefulDataLoader, and time its iterators. `watch.remove` undoes it.
 
     Args:
         watch: times the iterators.
         register: called with each loader at the end of its constructor.
-        distributed: whether loaders that shuffle must shard their samples over ranks, which these cannot.
     """
     module: Any = importlib.import_module(_MODULE)
 
     def around_init(construct: Any) -> Any:
         def init(self: Any, *args: Any, **options: Any) -> None:
-            if distributed:
-                _check_is_sharded(inspect.signature(construct).bind(self, *args, **options).arguments)
             construct(self, *args, **options)
             register(self)
 
@@ -66,12 +59,3 @@ def watch_node_loader(watch: TorchWatch, register: Callable[[Any], object]) -> N
 
     watch.replace(module.Loader, "__init__", around_init)
     watch.time_nodes(module.LoaderIterator)
-
-
-def _check_is_sharded(arguments: dict[str, Any]) -> None:
-    has_sampler = arguments.get("sampler") is not None or arguments.get("batch_sampler") is not None
-    if arguments.get("shuffle") and not has_sampler and not isinstance(arguments["dataset"], IterableDataset):
-        raise OptionError(
-            "--distributed cannot shard the samples of a StatefulDataLoader, whose order is torchdata's; give it a "
-            "StatefulDistributedSampler, or leave out --distributed"
-        )
