@@ -7,12 +7,13 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.events import LoaderEvents, Recorder
+from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.core.stats import LoaderStatistics, RingCounts
+from penstock.core.user_code import is_users
 from penstock.observe.record.run_record import IteratorKind, LoaderRecord, label_of
 
 if TYPE_CHECKING:  # importing it imports torch, and the program decides when
@@ -28,8 +29,6 @@ _SETTINGS = (
     "drop_last",
     "in_order",
 )
-_PENSTOCK = str(Path(__file__).parents[2]) + os.sep
-_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
 
 
 class RegisteredLoader:
@@ -225,9 +224,9 @@ def _made_at(loader: Any) -> str:
     while frame is not None:
         code = frame.f_code
         is_constructor = code.co_name == "__init__" and frame.f_locals.get(code.co_varnames[0]) is loader
-        if not code.co_filename.startswith(_PENSTOCK) and not is_constructor:
+        if not code.co_filename.startswith(PACKAGE_FOLDER) and not is_constructor:
             where = f"{_file_name(code.co_filename)}:{frame.f_lineno}"
-            if not any(library in code.co_filename for library in _LIBRARIES):
+            if is_users(code.co_filename):
                 return where
             nearest = nearest or where
         frame = frame.f_back
