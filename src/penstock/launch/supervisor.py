@@ -112,9 +112,11 @@ def _supervise(
         signal.signal(number, signal.SIG_IGN)
     _close_inherited({pidfd, connection.fileno()})
     on_start()
-    from penstock.observe.live.display import Display
+    display = None
+    if draws:
+        from penstock.observe.live.display import Display
 
-    display = Display(2) if draws else None
+        display = Display(2)
     try:
         is_reported = _draw_until_end(run, pidfd, connection, status_file, display)
     finally:
