@@ -23,7 +23,7 @@ def _run(
 def test_a_run_that_waited_names_what_it_waited_for_and_calls_its_gain_an_estimate() -> None:
     stages = StageTimes(fetch_s=80.0, collate_s=4.0, transport_s=1.0, wait_s=39.0, step_s=10.0)
     (finding,) = findings_of_run(_run(stages=stages, worker_type="process", workers=2))
-    assert (finding.name, finding.gain, finding.is_measured) == ("loading-bound", 2.0, False)
+    assert (finding.name, finding.gain, finding.is_measured) == ("samples-bound", 2.0, False)
     assert "num_workers=4" in finding.remedy
 
 

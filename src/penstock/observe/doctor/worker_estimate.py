@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from penstock.core.stats import LoaderStatistics
 from penstock.loader.workers.busy_time import WAITING, useful_workers
+from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _MOST = 32
 """No more are recommended: each takes memory, and what they wait for may serve only so many at a time."""
@@ -55,6 +56,15 @@ class LoopTimes:
     def waits(self) -> bool:
         """Whether loading mostly waits, so that more workers than cores gain."""
         return self.waiting_fraction > 1 - WAITING
+
+
+def fitting_workers(cores: float) -> int:
+    """Return the most workers that compute and keep so many cores busy, while some of them wait for storage.
+
+    >>> fitting_workers(2), fitting_workers(0.5)
+    (3, 1)
+    """
+    return max(1, round(THRESHOLDS.workers_per_core * cores))
 
 
 def workers_to_try(times: LoopTimes, cores: float, present: int = 0) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import shlex
 
 from penstock.core.units import size_text
+from penstock.observe.doctor.causes.bottleneck import MEANING
 from penstock.observe.doctor.causes.epochs import is_recreated, iterator_begun_anew, order_that_repeats
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
+from penstock.observe.doctor.worker_estimate import LoopTimes, fitting_workers, gain_of_workers, workers_to_try
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.formatting import percent_text, time_text
@@ -98,7 +99,7 @@ def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
             return _start_up(loader)
         case "unknown":
             return Finding(
-                name="loading-bound",
+                name="unknown",
                 cause="The step waits for a loader that is not penstock's.",
                 evidence=f"{_waited_text(loader)} ({iterator_text(loader)})",
                 remedy=f"`{_doctor_command(record)}` shows which part of loading takes the time",
@@ -143,16 +144,10 @@ def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Find
         f"{_waited_text(loader)}; making samples took {time_text(stages.fetch_s)} in {where}{slept}, collate "
         f"{time_text(stages.collate_s)}, transport {time_text(stages.transport_s)}"
     )
-    causes = {
-        "fetch": ("loading-bound", "The step waits for samples to be read, decoded and transformed."),
-        "collate": ("collate-bound", "The step waits for samples to be collated into batches."),
-        "transport": ("transport-bound", "The step waits for batches to be transported from the workers."),
-    }
-    name, cause = causes[stage]
+    part = ("waiting" if times.waits else "samples") if stage == "fetch" else stage
+    name, cause = f"{part}-bound", f"Most of the loading time is spent {MEANING[part]}."
     if counted.worker_type == "inline" and stage == "fetch" and record.cpus > 1:
         name, cause = "no-workers", "Samples are made in the training process itself, and the step waits meanwhile."
-    elif stage == "fetch" and times.waits:
-        cause = "The step waits for samples, and they wait themselves: for a disk, a network or a lock."
     elif counted.worker_type == "inline" and stage == "transport":
         cause = "Samples cost nothing, and the step waits for them to be put together."
     gain = _gain_of_workers(loader, record) if stage == "fetch" else 1.0
@@ -226,7 +221,7 @@ def _too_many_workers(loader: LoaderRecord, record: RunRecord) -> Finding | None
         name="too-many-workers",
         cause="There are more workers than cores: they share the cores, and each takes memory.",
         evidence=f"{loader.label}: {counted.workers} workers, {record.cpus} cores",
-        remedy=f"num_workers={max(1, record.cpus - 1)}",
+        remedy=f"num_workers={fitting_workers(record.cpus)}",
     )
 
 

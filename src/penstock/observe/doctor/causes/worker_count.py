@@ -16,7 +16,7 @@ from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FEWER_WORKERS, FREE, MORE_WORKERS, PENSTOCK, Gain
-from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
+from penstock.observe.doctor.worker_estimate import LoopTimes, fitting_workers, gain_of_workers, workers_to_try
 from penstock.observe.record.finding import Finding
 
 
@@ -58,7 +58,7 @@ def too_many_workers(measured: Measurements) -> Finding | None:
     if measured.samples is not None and _loop_times(measured).waits:  # workers that wait share no core
         return None
     trial, gain = measured.trial(FEWER_WORKERS), measured.gain_of(FEWER_WORKERS)
-    fewer = max(1, round(THRESHOLDS.workers_per_core * usable))
+    fewer = fitting_workers(usable)
     if fewer >= own.num_workers:
         return None
     is_tried = gain is not None and gain.is_clear

@@ -21,6 +21,7 @@ from penstock.observe.doctor.trials.batch_source import (
 )
 from penstock.observe.doctor.trials.loader_variant import build_variant
 from penstock.observe.doctor.trials.other_loops import length_of
+from penstock.observe.doctor.worker_estimate import fitting_workers
 
 
 def read_settings(loader: DataLoader[Any]) -> Settings:
@@ -75,7 +76,7 @@ def _fewer_workers(loader: DataLoader[Any], machine: Machine, own: Settings) -> 
     """Return the loader with fewer workers: as many as the cores keep busy, or none where there are no more."""
     if not own.num_workers or (own.is_iterable and own.num_workers <= machine.usable_cores):
         return []
-    fits = max(1, round(THRESHOLDS.workers_per_core * machine.usable_cores))
+    fits = fitting_workers(machine.usable_cores)
     fewer: dict[str, Any] = {"num_workers": fits if fits < own.num_workers else 0}
     source = BatchSource if fewer["num_workers"] else InlineSource
     return [source(FEWER_WORKERS, lambda: build_variant(loader, **fewer), line=_text(fewer))]
