@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -150,16 +149,11 @@ def test_a_module_that_cannot_import_something_says_what(tmp_path: Path) -> None
 
 
 def test_in_an_environment_of_its_own_it_says_what_to_type(tmp_path: Path) -> None:
-    """Before the script, which torch of two it gets; after it, how to bring along what was missing."""
-    theirs = tmp_path / "theirs" / "torch-2.1.0.dist-info"
-    theirs.mkdir(parents=True)
-    (theirs / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n")
     path = script(tmp_path, "import timm_or_such.models")
     prefix = "/home/me/.cache/uv/builds-v0/.tmp1"
-    code = f"import sys; sys.prefix = {prefix!r}; sys.path.append({str(theirs.parent)!r})\n"
+    code = f"import sys; sys.prefix = {prefix!r}\n"
     run = python(tmp_path, "-c", code + f"from penstock.cli import main; sys.exit(main(['run', {str(path)!r}]))")
     assert run.returncode == 1
-    assert re.match(r"penstock: the script gets torch \S+, from .* and not its own torch 2\.1\.0\.", run.stderr)
     assert f"timm_or_such is not installed beside penstock, which runs in an environment of its own ({prefix})" in (
         run.stderr
     )

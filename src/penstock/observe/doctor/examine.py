@@ -131,9 +131,9 @@ def examine(
 def _why_no_loop(scheduler: TrialScheduler, error: str) -> str:
     if scheduler.optimizers.steps and not error:
         return (
-            f"the program trains without a DataLoader ({scheduler.optimizers.steps} steps of its optimizers), or with "
-            "batches that it has collected before: there is no loading to examine; `penstock doctor --pid N` shows the "
-            "lines of a program that runs"
+            f"the program trains without a DataLoader ({scheduler.optimizers.steps} steps of its optimizers), in "
+            "another thread, or with batches that it has collected before: there is no loading to examine; `penstock "
+            "doctor --pid N` shows the lines of a program that runs"
         )
     return f"the function ended before its loop began ({error or 'it took too long'}); fix it, or give more --seconds"
 

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError
 from penstock.observe.doctor.trials.program_loops import patch_iteration
-from penstock.observe.doctor.trials.time_budget import TrialsDoneError, quiet_in_threads
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 
@@ -38,7 +37,7 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
             "or a function that runs a training loop"
         )
     if callable(loop) and not isinstance(loop, DataLoader):
-        with quiet_in_threads(), patch_iteration(scheduler):
+        with patch_iteration(scheduler):
             returned = _call(loop)
             if scheduler.loader is None and scheduler.has_looped and not _is_loop(returned):
                 scheduler.accepts_any = True
@@ -46,8 +45,6 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
         if scheduler.later_epochs is not None and scheduler.later_epochs.is_running:
             scheduler.later_epochs.has_ended = True
             return
-        if scheduler.is_over and not _is_loop(returned):
-            raise TrialsDoneError
         if not _is_loop(returned):
             _check_has_looped(scheduler, returned)
             return

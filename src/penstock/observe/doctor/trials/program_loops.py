@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,9 +57,8 @@ class _ProgramIterator:
         scheduler = self._scheduler
         if self._is_over:
             raise StopIteration
-        if scheduler.ends_thread:
-            scheduler.close()  # in the thread that is watched
-            raise SystemExit  # of which no thread gives a traceback, even after Ctrl-C has ended the program
+        if threading.current_thread() is not threading.main_thread():
+            return self._batch_of_a_thread()
         if scheduler.goes_on and self._batches is not scheduler:
             return self._later_batch()
         if self._batches is not scheduler:
@@ -88,6 +88,14 @@ class _ProgramIterator:
         if scheduler.loader is None:
             return self._first_batch() if self._batches is None else next(self._batches)
         return self._batch_beside()
+
+    def _batch_of_a_thread(self) -> Any:
+        """Return a batch of the loader's own: loops are examined in the main thread, which signals can interrupt."""
+        if self._scheduler.has_ended:
+            raise SystemExit  # of which no thread gives a traceback
+        if self._batches is None:
+            self._batches = iterate_unpatched(self._loader)
+        return next(self._batches)
 
     def _batch_beside(self) -> Any:
         """Return a batch for what a program does in the middle of the examined loop.
@@ -159,5 +167,5 @@ def patch_iteration(scheduler: TrialScheduler) -> Iterator[None]:
         with scheduler.optimizers.patched():
             yield
     finally:
-        scheduler.end_thread()
+        scheduler.has_ended = True
         DataLoader.__iter__ = iterate_unpatched  # type: ignore[method-assign]

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class TrialsDoneError(BaseException):
     """The trials are over: ends the loop. No program catches it by mistake, because it is no `Exception`."""
-
-
-@contextmanager
-def quiet_in_threads() -> Iterator[None]:
-    """Have the end of the trials also end a thread of the program that loops, without a traceback."""
-    report = threading.excepthook
-
-    def report_others(ended: threading.ExceptHookArgs) -> None:
-        if not issubclass(ended.exc_type, TrialsDoneError | SystemExit):
-            report(ended)
-
-    threading.excepthook = report_others
-    try:
-        yield
-    finally:
-        threading.excepthook = report
 
 
 class TimeBudget:

@@ -8,7 +8,6 @@ what is measured is the user's own loop, whatever it does, and every "what if" i
 from __future__ import annotations
 
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +33,6 @@ _PASSIVE_GAP_S = 1.0
 
 _OTHER_LOOPS_S = 1.0
 """What loops beside the examined one may take in all before they are cut short, and see their ends until then."""
-
-_THREAD_S = 10.0
-"""How long a thread of the program may take to its next batch, when the trials are over."""
 
 
 class TrialScheduler:
@@ -71,6 +67,8 @@ class TrialScheduler:
         self._looks = 0
         self.has_looped = False
         """Whether the program has requested a batch of any loader."""
+        self.has_ended = False
+        """Whether the program is no longer examined: a thread of it that loops ends with its next batch."""
         self.reset()
 
     def reset(self) -> None:
@@ -95,10 +93,6 @@ class TrialScheduler:
         """Returns the iterator that began the examined loop; None when it is gone."""
         self._steps_before = self._steps_then = 0
         """How many steps optimizers had made when that loop began, and when it requested its last batch."""
-        self.looping_thread = threading.current_thread()
-        """The thread of the program whose loop is examined."""
-        self._over_at: float | None = None
-        self._has_returned = False
         self.is_cycled = False
         self.other_loops = OtherLoops()
         self._beside_s = 0.0
@@ -162,7 +156,6 @@ class TrialScheduler:
         """
         self._examined_by = weakref.ref(iterator)
         self._steps_before = self._steps_then = self.optimizers.steps
-        self.looping_thread = threading.current_thread()
         self.later_epochs = LaterEpochs(loader, self._seconds, self._clock)
         self.begin(loader)
 
@@ -240,42 +233,9 @@ class TrialScheduler:
     def tick(self) -> None:
         """Check that the loop ends in time; called by a signal, between any two instructions.
 
-        A thread that loops ends itself, and then what waits for it: one whose `join` is interrupted counts as stopped,
-        for Python until 3.12, while it runs (bpo-45274).
-
         Raises:
             TrialsDoneError: the time is over.
         """
-        if self.looping_thread is threading.current_thread():
-            self._check_time()
-        elif self._has_returned:
-            return
-        elif self._over_at is None:
-            try:
-                self._check_time()
-            except TrialsDoneError:
-                self._over_at = self._clock()
-        elif self._clock() > self._over_at + _THREAD_S:
-            raise TrialsDoneError
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over, and a thread of the program that loops ends when it requests the next batch."""
-        return self._over_at is not None
-
-    @property
-    def ends_thread(self) -> bool:
-        """Whether this thread is one of the program that loops, and is to end."""
-        is_ending = self.is_over or self._has_returned
-        return is_ending and threading.current_thread() is self.looping_thread
-
-    def end_thread(self) -> None:
-        """End a thread that loops after the program has returned, and wait for that."""
-        if self.looping_thread is not threading.current_thread():
-            self._has_returned = True
-            self.looping_thread.join(_THREAD_S)
-
-    def _check_time(self) -> None:
         if self.later_epochs is not None and self.later_epochs.is_running:
             self.later_epochs.tick()
         elif self.session is not None:
