@@ -9,11 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
+
+_OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def compute(units: int) -> bytes:
-    """Use one core, in C, without Python's lock."""
+    """Use one core, in C, without Python's lock; as steps do, with one of an optimizer in the training process."""
+    if get_worker_info() is None:
+        _OPTIMIZER.step()
     return hashlib.pbkdf2_hmac("sha256", b"penstock", b"valve", 1500 * units)
 
 

@@ -178,8 +178,9 @@ def test_a_loop_over_itertools_cycle_repeats_its_first_epoch(cycles: bool) -> No
     loader = DataLoader(Numbered(8), batch_size=4, shuffle=True)
 
     def train() -> None:
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
         for _ in itertools.cycle(loader) if cycles else endless():
-            pass
+            optimizer.step()
 
     found = examine(train, seconds=0.6)
     assert ("cycled" in [one.name for one in diagnose(found).findings]) == cycles

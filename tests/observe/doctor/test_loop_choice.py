@@ -200,3 +200,22 @@ def test_a_loop_before_any_optimizer_is_examined_where_no_training_comes() -> No
 
     assert (found := examine(measure, seconds=0.6)).settings.dataset == "Held"
     assert found.error == ""
+
+
+def test_a_loop_in_each_step_of_another_in_which_the_optimizer_makes_its_steps_is_the_one_that_trains() -> None:
+    """Each loop gets its own loader's batches, also after the doctor has turned to the inner one."""
+
+    def train() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        inner = iter(DataLoader(Numbered(1 << 20, (3,)), batch_size=4))
+        for rows, _ in DataLoader(Held(1 << 20, (5,)), batch_size=2):
+            assert rows.shape == (2, 5)
+            for _ in range(5):
+                images, _ = next(inner)
+                assert images.shape == (4, 3)
+                model(images).sum().backward()
+                optimizer.step()
+
+    found = examine(train, seconds=0.6)
+    assert (found.error, found.settings.dataset) == ("", "Numbered")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -202,28 +200,6 @@ def test_a_loop_without_gradients_evaluates_and_one_with_gradients_does_not() ->
     noted.note_request(loaders["val_loader"], has_gradients=True)
     noted.note_request(loaders["second"], has_gradients=False)
     assert [one.name for one in noted.evaluations(training)] == ["second"]
-
-
-def test_looking_around_keeps_no_variable_of_the_program_alive() -> None:
-    def program() -> Any:
-        rows = Rows()
-        known = weakref.ref(rows)
-        EvaluationLoaders().look_around()
-        del rows
-        gc.collect()
-        return known()
-
-    assert program() is None
-
-
-def test_a_dictionary_that_a_program_made_of_its_variables_stays_as_it_was() -> None:
-    def program(rate: float, size: int) -> Any:
-        settings = locals()
-        val_loader = DataLoader(Rows(size))
-        EvaluationLoaders().look_around()
-        return [settings, val_loader][0]
-
-    assert program(0.1, 4) == {"rate": 0.1, "size": 4}
 
 
 # ── origins ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
+from penstock.observe.doctor.trials.loop_session import LoopSession
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
@@ -38,6 +39,9 @@ class _ProgramIterator:
         self._scheduler = scheduler
         self._loader = loader
         self._batches: Any = None
+        """The loader's own iterator, where a batch is not the scheduler's."""
+        self._fed_by: LoopSession | None = None
+        """The session that has given the last batch."""
         self._later_batches = 0
         self._in_a_row = 0
         self._first_step = self._step = -1
@@ -59,9 +63,10 @@ class _ProgramIterator:
             raise StopIteration
         if threading.current_thread() is not threading.main_thread():
             return self._batch_of_a_thread()
-        if scheduler.goes_on and self._batches is not scheduler:
+        is_fed = self._fed_by is not None and self._fed_by is scheduler.session
+        if scheduler.goes_on and not is_fed:
             return self._later_batch()
-        if self._batches is not scheduler:
+        if not is_fed:
             is_in_step = self._step == scheduler.batches_requested
             steps = scheduler.optimizers.steps - self._steps_before if is_in_step else 0
             scheduler.forget_a_look(trains_beside=steps >= _TRAINS)
@@ -74,9 +79,9 @@ class _ProgramIterator:
             scheduler.evaluation_loaders.look_around()
             scheduler.is_cycled = any(isinstance(one, itertools.cycle) for one in gc.get_referrers(self))
             scheduler.begin_program(self._loader, self)
-        if self._batches is scheduler or scheduler.examines(self._loader, training=torch.is_grad_enabled()):
-            if self._batches is None:
-                self._batches = scheduler
+        if is_fed or scheduler.examines(self._loader, training=torch.is_grad_enabled()):
+            if self._fed_by is not scheduler.session:
+                self._fed_by = scheduler.session
                 scheduler.iterators_created += 1
             scheduler.batches_requested += 1
             try:
