@@ -10,7 +10,6 @@ from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.causes.cause import Cause, cause
 from penstock.observe.doctor.causes.cause_registry import CAUSES
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.thresholds import threshold_table
 from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
 from penstock.observe.record.finding import Finding
 
@@ -77,10 +76,3 @@ def test_a_registered_cause_needs_measurements_that_exist_and_finds_nothing_in_a
     assert registered.name == registered.name.lower()
     if not any(getattr(_HEALTHY, need) is None for need in registered.needs):
         assert registered.find(_HEALTHY) is None
-
-
-def test_every_threshold_has_a_unit_and_a_reason() -> None:
-    for name, value, unit, reason in threshold_table():
-        assert value > 0, name
-        assert unit, name
-        assert len(reason.split()) > 3, name

@@ -30,7 +30,8 @@ import penstock
 from penstock import cli
 from penstock.core.errors import OptionError, PenstockError
 from penstock.loader.dataloader import config_of
-from penstock.observe.doctor.causes import Diagnosis, diagnose
+from penstock.observe.doctor import thresholds
+from penstock.observe.doctor.causes import Diagnosis, diagnose, processors
 from penstock.observe.doctor.examine import examine
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probes import proc
@@ -41,7 +42,6 @@ from penstock.observe.doctor.probes.machine_limits import MachineLimits
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.time_limit import time_limit
 from penstock.observe.doctor.rendering import as_json, render
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE
 from penstock.observe.doctor.trials import loop_session, trial_scheduler
 from penstock.observe.doctor.trials.batch_source import RepeatedBatchSource, ThreadSource
@@ -57,7 +57,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop before any optimizer is what the program is about after a moment."""
-    monkeypatch.setattr(trial_scheduler, "THRESHOLDS", replace(THRESHOLDS, no_gradient_loop_s=0.1))
+    monkeypatch.setattr(trial_scheduler, "_NO_GRADIENT_LOOP_S", 0.1)
 
 
 class Named(Numbered):
@@ -114,7 +114,7 @@ def test_a_step_that_raises_is_reported() -> None:
 
 
 def test_samples_that_never_come_do_not_block_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_session, "THRESHOLDS", replace(THRESHOLDS, first_batch_s=3.0))
+    monkeypatch.setattr(loop_session, "_FIRST_BATCH_S", 3.0)
     began = time.monotonic()
     found = examine(DataLoader(Sleepy(64), batch_size=2), seconds=0.5)
     assert diagnose(found).verdict.name == "unknown"
@@ -205,7 +205,7 @@ def test_a_loader_that_is_made_for_every_batch_is_found() -> None:
         while True:
             next(iter(DataLoader(dataset, batch_size=4, shuffle=True)))
 
-    found = examine_until(lambda found: found.loaders_created > THRESHOLDS.few_iterators, train, seconds=0.6)
+    found = examine_until(lambda found: found.loaders_created > thresholds.FEW_ITERATORS, train, seconds=0.6)
     finding = next(one for one in diagnose(found).findings if one.name == "iterator-recreated")
     assert f"{found.loaders_created} loaders for {found.batches_requested} batches" in finding.evidence
     assert "make the loader once" in finding.remedy
@@ -535,7 +535,7 @@ def test_threads_that_compute_at_the_same_time_are_counted_although_they_share_a
     runnable = (proc.runnable_s(os.getpid()) - before_s) / (time.perf_counter() - began)
     for thread in threads:
         thread.join()
-    assert runnable > THRESHOLDS.contending_worker_cores
+    assert runnable > processors._CONTENDING_WORKER_CORES
 
 
 def test_a_time_limit_raises_again_if_its_exception_was_swallowed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from penstock.core.errors import PenstockError
 from penstock.observe.doctor.examine import examine
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trials import trial_scheduler
 
 pytestmark = [
@@ -25,7 +23,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop before any optimizer is what the program is about after a moment."""
-    monkeypatch.setattr(trial_scheduler, "THRESHOLDS", replace(THRESHOLDS, no_gradient_loop_s=0.3))
+    monkeypatch.setattr(trial_scheduler, "_NO_GRADIENT_LOOP_S", 0.3)
 
 
 class Held(Numbered):

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.user_code import is_users
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.probes.process_stacks import Frame, ProcessStacks, Stack
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_HUNG_FRACTION = 0.95
+"""Of the loop's time: a loop that waits for less still gets batches."""
 
 _SHOWN_LINES = 4
 _SHOWN_FRAMES = 6
@@ -118,13 +121,13 @@ def _conclusion(seen: AttachedProgram) -> str:
     waits, busy = seen.wait_fraction, seen.busy_fraction
     if waits is None:
         return "it asked no loader for a batch while it was looked at"
-    if waits > THRESHOLDS.hung_fraction and seen.workers and len(seen.stuck) == seen.workers:
+    if waits > _HUNG_FRACTION and seen.workers and len(seen.stuck) == seen.workers:
         return "its workers hang, or one sample takes very long: all of them stand at one line"
-    if waits < THRESHOLDS.stall_fraction:
+    if waits < thresholds.STALL_FRACTION:
         return "the loop is bound by its own work; loading is hidden behind it"
     if busy is None:
         return "loading is the bottleneck, in the training process itself: num_workers, or the lines below"
-    if busy >= THRESHOLDS.busy_workers:
+    if busy >= thresholds.BUSY_WORKERS:
         more = "more workers, or " if seen.workers < seen.cores else ""
         return f"loading is the bottleneck: its workers are busy, so {more}the lines below"
     return "the loop waits while its workers do too: batches take their time on the way (collate, size, start-up)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.content_results import EpochOrders, SharedSamples
 from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
@@ -20,7 +21,6 @@ from penstock.observe.doctor.probe_results import (
     WorkerNoise,
 )
 from penstock.observe.doctor.step_results import KeptTensors, StepCalls
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between
 
 
@@ -60,7 +60,7 @@ class Machine:
         """Whether other programs take so much of the processors that a trial with other workers proves little."""
         if self.others_cores is None:
             return self.load >= self.cores
-        return self.others_cores >= THRESHOLDS.busy_fraction * self.cores
+        return self.others_cores >= thresholds.BUSY_FRACTION * self.cores
 
     @property
     def is_crowded(self) -> bool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor import thresholds
+
+_AGREEING_ROUNDS = 1.3
+"""Times as fast: the fastest round of a trial beside its slowest one; otherwise the gain is not known."""
 
 AS_IS = "as is"
 FREE = "loading free"
@@ -120,14 +123,14 @@ class Gain:
     @property
     def is_clear(self) -> bool:
         """Whether there were two rounds or more, and they agree about how much; else the gain is not known."""
-        return self.rounds > 1 and self.high <= THRESHOLDS.agreeing_rounds * self.low
+        return self.rounds > 1 and self.high <= _AGREEING_ROUNDS * self.low
 
     @property
     def is_loss(self) -> bool:
         """Whether all rounds were slower, but for a difference that is nobody's."""
-        return self.rounds > 1 and self.high < 1.0 / THRESHOLDS.worthwhile_gain
+        return self.rounds > 1 and self.high < 1.0 / thresholds.WORTHWHILE_GAIN
 
-    def pays(self, least: float = THRESHOLDS.worthwhile_gain) -> bool:
+    def pays(self, least: float = thresholds.WORTHWHILE_GAIN) -> bool:
         """Return whether it is clearly faster, and by the factor `least` or more."""
         return self.is_clear and self.low > 1.0 and self.median >= least
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from penstock.core.stats import LoaderStatistics
 from penstock.loader.workers.busy_time import WAITING, useful_workers
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_WORKERS_PER_CORE = 1.5
+"""Workers per core: some workers wait for storage while others compute."""
 
 _MOST = 32
 """No more are recommended: each takes memory, and what they wait for may serve only so many at a time."""
@@ -64,7 +66,7 @@ def fitting_workers(cores: float) -> int:
     >>> fitting_workers(2), fitting_workers(0.5)
     (3, 1)
     """
-    return max(1, round(THRESHOLDS.workers_per_core * cores))
+    return max(1, round(_WORKERS_PER_CORE * cores))
 
 
 def workers_to_try(times: LoopTimes, cores: float, present: int = 0) -> int:

@@ -53,10 +53,10 @@ def headline(record: RunRecord) -> Headline:
     if waited < HIDDEN:
         more = "The loop is as fast as its step. A faster loader would not change that."
         return Headline(text=f"Loading is hidden: y{share}.", more=more, tone="good")
-    from penstock.observe.doctor.thresholds import THRESHOLDS  # a run without a loader ends sooner without
+    from penstock.observe.doctor import thresholds  # a run without a loader ends sooner without
 
     more = _possible_gain(waited, "loop" if len(used) == 1 else "loops together") + _slowest_loader(used)
-    if waited < THRESHOLDS.run_stall_fraction:
+    if waited < thresholds.RUN_STALL_FRACTION:
         return Headline(text=f"Loading is nearly hidden: y{share}.", more=more, tone="plain")
     cause = _cause(most_waited_for(used))
     if waited < 0.5:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.cause import required
 from penstock.observe.doctor.causes.evidence import (
     OF_SAMPLES,
@@ -17,9 +18,11 @@ from penstock.observe.doctor.causes.evidence import (
     waits_for_processors,
 )
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE, MORE_WORKERS, PENSTOCK, Trial
 from penstock.observe.record.finding import Finding
+
+_QUICK_BATCH_S = 0.004
+"""Seconds per batch: a loader without a step that is faster than this is called healthy: few steps are shorter."""
 
 HEALTHY = "healthy"
 
@@ -57,7 +60,7 @@ def find_bottleneck(measured: Measurements, *, has_findings: bool = False) -> Fi
     """Return the verdict on a loop; `has_findings` if some cause asks for a change."""
     if measured.error or measured.as_is is None:
         return _unknown(measured)
-    least = max(stall_fraction(measured), THRESHOLDS.other_startup_fraction)
+    least = max(stall_fraction(measured), thresholds.OTHER_STARTUP_FRACTION)
     if measured.has_step and other_startup_s(measured) > least * (measured.as_is.batch_s or math.inf):
         return _others_start(measured)
     if measured.has_step and not loading_matters(measured):
@@ -65,7 +68,7 @@ def find_bottleneck(measured: Measurements, *, has_findings: bool = False) -> Fi
     parts = loading_parts_s(measured)
     if not parts:
         return _of_unknown_parts(measured, has_findings=has_findings)
-    if not measured.has_step and not has_findings and sum(parts.values()) < THRESHOLDS.quick_batch_s:
+    if not measured.has_step and not has_findings and sum(parts.values()) < _QUICK_BATCH_S:
         return _quick(measured)
     return _bound(measured)
 
@@ -98,7 +101,7 @@ def _healthy(measured: Measurements) -> Finding:
     longest = "".join(
         f"; {line.fraction:.0%} of its step passes in {describe_line(line)}"
         for line in measured.step_lines[:1]
-        if line.fraction >= THRESHOLDS.line_fraction
+        if line.fraction >= thresholds.LINE_FRACTION
     )
     return Finding(
         name=HEALTHY,
@@ -127,8 +130,8 @@ def _others_start(measured: Measurements) -> Finding:
 def _undecided(measured: Measurements) -> Finding | None:
     """The loop waits, and trials with free loading disagree: other programs take the processors now and then."""
     waits, free = stall_fraction(measured), measured.gain_of(FREE)
-    may_gain = free is None or (not free.is_clear and free.high >= THRESHOLDS.worthwhile_gain)
-    if waits < THRESHOLDS.certain_stall_fraction or not may_gain or waits_for_processors(measured):
+    may_gain = free is None or (not free.is_clear and free.high >= thresholds.WORTHWHILE_GAIN)
+    if waits < thresholds.CERTAIN_STALL_FRACTION or not may_gain or waits_for_processors(measured):
         return None
     trial = measured.trial(FREE)
     return Finding(
@@ -160,7 +163,7 @@ def _bound(measured: Measurements) -> Finding:
     if is_known and free is not None:
         waits += f"; with loading free it is {free.median:.1f} times as fast"
         waits += _delayed_step(now, required(measured.trial(FREE)), measured)
-    if (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction and measured.machine.is_busy and measured.has_step:
+    if (now.wait_fraction or 0.0) < thresholds.STALL_FRACTION and measured.machine.is_busy and measured.has_step:
         waits += "; other programs delay its step: on a quiet machine it would be shorter, and wait"
     return Finding(
         name=f"{largest}-bound",
@@ -178,7 +181,7 @@ def _bound(measured: Measurements) -> Finding:
 def _delayed_step(now: Trial, free: Trial, measured: Measurements) -> str:
     """Return why a loop gains more by free loading than it waits for data."""
     factor = (now.step_s or 0.0) / (free.batch_s or math.inf)
-    if not measured.settings.num_workers or factor < THRESHOLDS.step_slowdown:
+    if not measured.settings.num_workers or factor < thresholds.STEP_SLOWDOWN:
         return ""
     return f", as its step takes {factor:.1f} times as long beside its workers as alone"
 
@@ -191,7 +194,7 @@ def _comparable_parts_s(measured: Measurements) -> Mapping[str, float]:
     """
     parts = dict(loading_parts_s(measured))
     samples, own = measured.samples, measured.settings
-    has_tensors = samples is not None and samples.numbers_per_sample < THRESHOLDS.python_numbers
+    has_tensors = samples is not None and samples.numbers_per_sample < thresholds.PYTHON_NUMBERS
     if own.collates_by_default and has_tensors and own.start_method:
         parts["transport"] = parts.get("transport", 0.0) + parts.pop("collate")
     return parts
@@ -202,7 +205,7 @@ def general_remedy(verdict: Finding, measured: Measurements) -> str:
     part, samples = verdict.name.removesuffix("-bound"), measured.samples
     trial, setting = _SETTINGS.get(part, ("", ""))
     gain = measured.gain_of(trial) if trial else None
-    has_failed = gain is not None and (gain.is_loss or (gain.is_clear and gain.median < THRESHOLDS.worthwhile_gain))
+    has_failed = gain is not None and (gain.is_loss or (gain.is_clear and gain.median < thresholds.WORTHWHILE_GAIN))
     advice = ", or ".join(filter(None, (REMEDY.get(part, ""), "" if has_failed else setting)))
     if part in OF_SAMPLES and samples is not None and samples.lines:
         return f"{describe_line(samples.lines[0])}: {advice}"

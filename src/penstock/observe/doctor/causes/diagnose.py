@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.bottleneck import HEALTHY, MEANING, find_bottleneck, general_remedy
 from penstock.observe.doctor.causes.cause import Cause, ask
 from penstock.observe.doctor.causes.cause_registry import ABOUT_RESULTS, ABOUT_STEP, CAUSES, FAILURES, NOT_ABOUT_LOADING
 from penstock.observe.doctor.causes.epochs import other_loader_restarted, short_epochs
 from penstock.observe.doctor.causes.evidence import loading_matters
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
 
@@ -91,7 +91,7 @@ def _find_all(measured: Measurements, causes: Sequence[Cause]) -> tuple[Finding,
             continue
         is_about_loading = cause not in NOT_ABOUT_LOADING
         finding = _with_known_gain(found, measured, is_about_loading=is_about_loading)
-        is_little = finding.gain is not None and finding.gain < THRESHOLDS.worthwhile_gain and not finding.is_measured
+        is_little = finding.gain is not None and finding.gain < thresholds.WORTHWHILE_GAIN and not finding.is_measured
         if not (is_about_loading and is_little):
             by_name.setdefault(finding.name, finding)  # two causes may lead to the same change: the first explains it
     return tuple(sorted(by_name.values(), key=lambda finding: (finding.is_for_accelerators, finding.is_uncertain)))

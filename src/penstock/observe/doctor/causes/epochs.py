@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import epoch_startup_s, other_startup_s
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_BATCHES_PER_ITERATOR = 2
+"""Batches: a loop that takes no more from an iterator pays the workers' start for almost every batch."""
+_OTHER_STARTS = 2
+"""Starts: a loop that was started once shows no repetition."""
+_OTHER_STARTUP_S = 0.05
+"""Seconds: a start that takes less is not worth a change, once per validation."""
 
 
 @cause("iterator-recreated")
 def iterator_recreated(measured: Measurements) -> Finding | None:
     """`next(iter(loader))` in a loop starts the workers again for every batch."""
     iterators, batches = measured.iterators_created, measured.batches_requested
-    is_anew = measured.loaders_created > THRESHOLDS.few_iterators
+    is_anew = measured.loaders_created > thresholds.FEW_ITERATORS
     own = measured.settings
     if not is_recreated(iterators, batches, None if is_anew else own.length):
         return None
@@ -32,9 +39,9 @@ def is_recreated(iterators: int, batches: int, length: int | None) -> bool:
     >>> is_recreated(40, 40, 100), is_recreated(2, 200, 100), is_recreated(40, 40, 1)
     (True, False, False)
     """
-    if iterators <= THRESHOLDS.few_iterators or batches > THRESHOLDS.batches_per_iterator * iterators:
+    if iterators <= thresholds.FEW_ITERATORS or batches > _BATCHES_PER_ITERATOR * iterators:
         return False
-    return length is None or length > THRESHOLDS.batches_per_iterator  # otherwise its epochs have no more batches
+    return length is None or length > _BATCHES_PER_ITERATOR  # otherwise its epochs have no more batches
 
 
 def iterator_begun_anew(what: str, evidence: str, *, has_workers: bool, loader: str = "") -> Finding:
@@ -117,12 +124,12 @@ def not_shuffled(measured: Measurements) -> Finding | None:
 def other_loader_restarted(measured: Measurements) -> Finding | None:
     """The workers of another loop, such as a validation, are started again for each of its passes."""
     batch_s = (measured.as_is.batch_s if measured.as_is is not None else None) or math.inf
-    is_often = other_startup_s(measured) > THRESHOLDS.other_startup_fraction * batch_s
+    is_often = other_startup_s(measured) > thresholds.OTHER_STARTUP_FRACTION * batch_s
     slow = [
         loop
         for loop in measured.other_loops
-        if loop.starts >= THRESHOLDS.other_starts
-        and (is_often or (loop.startup_s >= THRESHOLDS.other_startup_s and not loop.batches_between))
+        if loop.starts >= _OTHER_STARTS
+        and (is_often or (loop.startup_s >= _OTHER_STARTUP_S and not loop.batches_between))
     ]
     if not slow:
         return None
@@ -156,7 +163,7 @@ def short_epochs(measured: Measurements) -> Finding | None:
     if startup_s is None or not batch_s or not own.length:
         return None
     epoch_s = startup_s + own.length * batch_s
-    if startup_s / epoch_s < THRESHOLDS.startup_fraction:
+    if startup_s / epoch_s < thresholds.STARTUP_FRACTION:
         return None
     return Finding(
         name="short-epochs",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, Gain, Trial
+
+_UNHIDDEN_LOADING = 2.0
+"""Times the step: where loading free was not tried, a loop cannot hide what takes this much longer."""
 
 OF_SAMPLES = ("waiting", "samples")
 """The parts of loading that are the dataset's own."""
@@ -37,22 +40,22 @@ def loading_matters(measured: Measurements) -> bool:
     On a busy machine what loading and the step need of an idle one decides, as far as that is known.
     """
     fraction, free, ratio = stall_fraction(measured), measured.gain_of(FREE), loading_to_step(measured)
-    if ratio is not None and (ratio < THRESHOLDS.hidden_loading or ratio > THRESHOLDS.unhidden_loading):
-        return ratio > THRESHOLDS.unhidden_loading
+    if ratio is not None and (ratio < thresholds.HIDDEN_LOADING or ratio > _UNHIDDEN_LOADING):
+        return ratio > _UNHIDDEN_LOADING
     if free is None:
-        return fraction >= THRESHOLDS.stall_fraction
-    if free.median < THRESHOLDS.worthwhile_gain:
+        return fraction >= thresholds.STALL_FRACTION
+    if free.median < thresholds.WORTHWHILE_GAIN:
         return False
-    if free.is_clear and free.low >= THRESHOLDS.step_slowdown and not measured.machine.is_busy:
+    if free.is_clear and free.low >= thresholds.STEP_SLOWDOWN and not measured.machine.is_busy:
         return True  # by what its workers take from the step, where it hardly waits
-    is_certain = fraction >= THRESHOLDS.certain_stall_fraction
-    return is_certain or (fraction >= THRESHOLDS.stall_fraction and free.low > 1.0)
+    is_certain = fraction >= thresholds.CERTAIN_STALL_FRACTION
+    return is_certain or (fraction >= thresholds.STALL_FRACTION and free.low > 1.0)
 
 
 def waits_for_processors(measured: Measurements) -> bool:
     """Return whether the loop waits only because other programs take the processors: its workers could keep up."""
     ratio = loading_to_step(measured)
-    return ratio is not None and ratio < THRESHOLDS.hidden_loading
+    return ratio is not None and ratio < thresholds.HIDDEN_LOADING
 
 
 def loading_to_step(measured: Measurements) -> float | None:
@@ -65,7 +68,7 @@ def loading_to_step(measured: Measurements) -> float | None:
     machine = measured.machine
     if not machine.is_busy or machine.accelerator or samples is None or free is None or not own.num_workers:
         return None
-    if samples.slow_fraction >= THRESHOLDS.slow_time_fraction:
+    if samples.slow_fraction >= thresholds.SLOW_TIME_FRACTION:
         return None
     start_s = (epoch_startup_s(measured) or 0.0) / (own.length or math.inf)
     loading_s = samples.batch_s / _parallel(measured) + samples.sampler_s + (measured.transport_s or 0.0) + start_s
@@ -100,7 +103,7 @@ def _parts_measured_s(measured: Measurements) -> Mapping[str, float]:
         "waiting": samples.sleep_fraction * samples.fetch_s / max(1, own.num_workers),
         "samples": (1 - samples.sleep_fraction) * samples.fetch_s / parallel,
     }
-    if samples.sampler_s >= THRESHOLDS.part_fraction * samples.batch_s:
+    if samples.sampler_s >= thresholds.PART_FRACTION * samples.batch_s:
         parts["sampler"] = samples.sampler_s  # in the training process, however many workers there are
     parts["collate"] = collate_s = samples.collate_s / parallel
     transport_s = transport_and_collate_s(measured)
@@ -118,7 +121,7 @@ def _parallel(measured: Measurements) -> float:
 
 def batches_per_iterator(measured: Measurements) -> float:
     """Return how many batches the program takes from one iterator: one, with `next(iter(loader))` in a loop."""
-    if measured.iterators_created <= THRESHOLDS.few_iterators:
+    if measured.iterators_created <= thresholds.FEW_ITERATORS:
         return math.inf
     return max(1.0, measured.batches_requested / measured.iterators_created)
 
@@ -167,7 +170,7 @@ def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, .
     loading_s = max(0.0, now.batch_s - beside * min(free.batch_s, now.step_s or math.inf))
     least_s = (now.step_s or 0.0) + parts.get("transport", 0.0) + parts.get("start-up", 0.0)
     left = max(least_s, now.batch_s - share * loading_s) / now.batch_s
-    return 1 / min(1.0, left) if left > 1 - THRESHOLDS.estimated_fraction else None
+    return 1 / min(1.0, left) if left > 1 - thresholds.ESTIMATED_FRACTION else None
 
 
 def clear_factor(gain: Gain | None) -> float | None:

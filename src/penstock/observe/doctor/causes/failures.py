@@ -5,8 +5,10 @@ from __future__ import annotations
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import place_of
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_ONE_LABEL_SAMPLES = 64
+"""Samples: of two equally frequent classes, one is missing by chance once in 1e19."""
 
 _SHOWN_INDICES = 8
 
@@ -105,7 +107,7 @@ def one_label(measured: Measurements) -> Finding | None:
     seen, settings = required(measured.one_label), measured.settings
     step = measured.step_calls
     is_unused = step is not None and step.steps > 0 and not step.uses_labels
-    if seen.samples < THRESHOLDS.one_label_samples or (is_unused and settings.shuffles):
+    if seen.samples < _ONE_LABEL_SAMPLES or (is_unused and settings.shuffles):
         return None  # the labels of some data are one number, and are never used
     if settings.shuffles:
         remedy = "look at what the dataset returns as label: dataset[0][1], or its entry of that name"

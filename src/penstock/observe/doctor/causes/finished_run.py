@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 
 from penstock.core.units import size_text
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.bottleneck import MEANING
 from penstock.observe.doctor.causes.epochs import is_recreated, iterator_begun_anew, order_that_repeats
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.worker_estimate import LoopTimes, fitting_workers, gain_of_workers, workers_to_try
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
@@ -20,6 +20,19 @@ from penstock.observe.record.group_loaders import group_loaders, iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.straggler import find_straggler
 from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
+
+_RUN_ESTIMATE_STALL = 0.9
+"""Of the loop's time: beyond it an estimate is the quotient of the loop and a step that takes about nothing."""
+_RUN_WAIT_S = 1.0
+"""Seconds: nobody changes a script for less."""
+_RUN_WAIT_FRACTION = 0.25
+"""Of the loop's time: in a run of a few seconds this stands in for the absolute wait."""
+_RUN_GROWTH_NBYTES = 256 << 20
+"""Bytes: caches of Python, torch and the allocator grow by less."""
+_RUN_GROWTH_FRACTION = 0.2
+"""Of the earlier memory: for large programs, the same limit relative to their size."""
+_RUN_GROWTH_POINTS = 9
+"""Points of the timeline: three per third; with fewer one outlier decides."""
 
 _SHOWN_INDICES = 8
 _COMMAND_LENGTH = 60
@@ -51,7 +64,7 @@ def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
 
 def _straggler(record: RunRecord) -> Finding | None:
     """A rank whose loader the other ranks waited for."""
-    found = find_straggler(record.ranks, THRESHOLDS.run_stall_fraction)
+    found = find_straggler(record.ranks, thresholds.RUN_STALL_FRACTION)
     if found is None:
         return None
     names = ", ".join(map(str, found.ranks[:_SHOWN_INDICES])) + (", ..." if found.ranks[_SHOWN_INDICES:] else "")
@@ -89,8 +102,8 @@ def _iterator_recreated(loader: LoaderRecord) -> Finding | None:
 def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
     """What the step waited for, if it is worth a change."""
     counted = loader.statistics
-    least_s = min(THRESHOLDS.run_wait_s, THRESHOLDS.run_wait_fraction * counted.loop_s)
-    if counted.stall_fraction < THRESHOLDS.run_stall_fraction or counted.loading_s < least_s:
+    least_s = min(_RUN_WAIT_S, _RUN_WAIT_FRACTION * counted.loop_s)
+    if counted.stall_fraction < thresholds.RUN_STALL_FRACTION or counted.loading_s < least_s:
         return None
     if is_recreated(counted.epochs, counted.batches, counted.length):
         return None  # a finding of its own; nothing else is known of the time that it takes
@@ -129,7 +142,7 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
             f"{counted.epochs} times"
         ),
         remedy="persistent_workers=True, and make the loader once, before the first epoch",
-        gain=rates.gain_without(lost) if lost <= THRESHOLDS.run_estimate_stall else None,
+        gain=rates.gain_without(lost) if lost <= _RUN_ESTIMATE_STALL else None,
         loader=loader.label,
     )
 
@@ -269,7 +282,7 @@ def _same_order(loader: LoaderRecord) -> Finding | None:
     """A sampler that shuffles has drawn one order for all epochs, as a DistributedSampler does without set_epoch."""
     counted = loader.statistics
     ends = [one.digest for one in counted.index_digests if one.is_end and one.start == 0]
-    few = counted.samples < THRESHOLDS.shuffled_samples * max(1, counted.epochs)
+    few = counted.samples < thresholds.SHUFFLED_SAMPLES * max(1, counted.epochs)
     if not loader.shuffled_by or few or len(ends) < 2 or len(set(ends)) > 1:
         return None
     passes = f"{len(ends)} passes over {loader.label}, by a {loader.shuffled_by}, all have the digest {ends[0]}"
@@ -282,14 +295,14 @@ def _memory_growth(record: RunRecord) -> Finding | None:
     The first third does not count: there, workers start and caches fill.
     """
     points = [point for point in record.timeline if point.host_nbytes is not None and point.batches]
-    if len(points) < THRESHOLDS.run_growth_points:
+    if len(points) < _RUN_GROWTH_POINTS:
         return None
     third = len(points) // 3
     thirds = [points[third : 2 * third], points[-third:]]
     sizes = [sum((one.host_nbytes or 0) - one.slots_nbytes for one in part) // third for part in thirds]
     samples = thirds[1][0].samples - thirds[0][0].samples
     grown = sizes[1] - sizes[0]
-    least = max(THRESHOLDS.run_growth_nbytes, THRESHOLDS.run_growth_fraction * sizes[0])
+    least = max(_RUN_GROWTH_NBYTES, _RUN_GROWTH_FRACTION * sizes[0])
     if grown < least or not samples:
         return None
     return Finding(

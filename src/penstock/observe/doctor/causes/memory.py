@@ -6,8 +6,22 @@ from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import CopyOnWrite
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_UNKNOWN_LENGTH = 1000
+"""Batches: of an epoch whose length nobody knows: a stream's is long."""
+_KEPT_EPOCH_NBYTES = 512 << 20
+"""Bytes in an epoch: the outputs of an epoch that are kept for its metric are mostly less."""
+_WORKER_GROWTH_NBYTES = 2 << 20
+"""Bytes: allocator arenas of a new worker grow by up to about this without any copy."""
+_WORKER_GROWTH_PER_SAMPLE_NBYTES = 1024
+"""Bytes per sample: a quarter of a page: what is copied on write grows by pages."""
+_USUAL_PREFETCH_FACTOR = 8
+"""Batches per worker: fewer hide any loader whose samples take about equally long."""
+_PREFETCHED_NBYTES = 512 << 20
+"""Bytes: batches that are made ahead and take less are nobody's problem."""
+_SHM_FRACTION = 0.5
+"""Of the free /dev/shm: batch sizes vary and other programs use /dev/shm, too; full, it kills workers."""
 
 
 @cause("copy-on-write", "copy_on_write")
@@ -65,7 +79,7 @@ def _grows(growth: CopyOnWrite) -> bool:
 
 def _is_much(nbytes: int, samples: int) -> bool:
     per_sample = nbytes / max(1, samples)
-    return nbytes >= THRESHOLDS.worker_growth_nbytes and per_sample >= THRESHOLDS.worker_growth_per_sample_nbytes
+    return nbytes >= _WORKER_GROWTH_NBYTES and per_sample >= _WORKER_GROWTH_PER_SAMPLE_NBYTES
 
 
 @cause("kept-by-the-dataset", "copy_on_write")
@@ -99,7 +113,7 @@ def prefetches_much(measured: Measurements) -> Finding | None:
     own, samples = measured.settings, required(measured.samples)
     batches = min(own.num_workers * own.prefetch_factor, own.length or own.num_workers * own.prefetch_factor)
     ahead_nbytes = batches * samples.batch_nbytes
-    if own.prefetch_factor <= THRESHOLDS.usual_prefetch_factor or ahead_nbytes < THRESHOLDS.prefetched_nbytes:
+    if own.prefetch_factor <= _USUAL_PREFETCH_FACTOR or ahead_nbytes < _PREFETCHED_NBYTES:
         return None
     return Finding(
         name="prefetches-much",
@@ -120,7 +134,7 @@ def shm_too_small(measured: Measurements) -> Finding | None:
         return None
     in_flight = own.num_workers * own.prefetch_factor + 1
     needed_nbytes = in_flight * samples.batch_nbytes
-    if needed_nbytes < THRESHOLDS.shm_fraction * free_nbytes:
+    if needed_nbytes < _SHM_FRACTION * free_nbytes:
         return None
     fits = "do not fit" if needed_nbytes > free_nbytes else "barely fit"
     return Finding(
@@ -150,8 +164,8 @@ def kept_by_the_program(measured: Measurements) -> Finding | None:
     length = measured.settings.length
     for kept in measured.kept_tensors:
         has_graph = kept.has_graph or kept.is_chain
-        epoch_nbytes = kept.step_nbytes * (length or THRESHOLDS.unknown_length)
-        if not has_graph and epoch_nbytes < THRESHOLDS.kept_epoch_nbytes:
+        epoch_nbytes = kept.step_nbytes * (length or _UNKNOWN_LENGTH)
+        if not has_graph and epoch_nbytes < _KEPT_EPOCH_NBYTES:
             continue
         what = "Each step makes one graph longer" if kept.is_chain else "The program keeps tensors of every step"
         held = f", held by {kept.held_by}" if kept.held_by else ""

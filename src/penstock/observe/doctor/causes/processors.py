@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import loading_matters
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FEWER_WORKERS, FREE
 from penstock.observe.record.finding import Finding
+
+_THROTTLED_FRACTION = 0.05
+"""Of the measured time: a cgroup that throttles less than this hardly delays the loop."""
+_CONTENDING_WORKER_CORES = 1.3
+"""Cores per worker: threads under the GIL use or want one core together; only native threads want more."""
+_CERTAIN_CONTENDING_THREADS = 4.0
+"""Busy threads per worker: this many are a native thread pool, even if no core is left to run them."""
+_THREADS_PER_CORE = 1.9
+"""Threads of torch per core: a machine with two hardware threads per core may count either of them."""
 
 
 @cause("cpu-quota")
@@ -18,7 +27,7 @@ def cpu_quota(measured: Measurements) -> Finding | None:
     if quota is None or quota >= machine.cores:
         return None
     wanted = max(own.num_workers + 1, 1 if machine.accelerator else machine.intra_op_threads)
-    if wanted <= quota and machine.throttled_s <= THRESHOLDS.throttled_fraction * measured.wall_s:
+    if wanted <= quota and machine.throttled_s <= _THROTTLED_FRACTION * measured.wall_s:
         return None
     fits = max(1, int(quota) - 1)
     throttled = (
@@ -42,7 +51,7 @@ def cpu_quota(measured: Measurements) -> Finding | None:
 def threads_beyond_cores(measured: Measurements) -> Finding | None:
     """Torch computes with more threads than there are cores, so that they wait for each other in every operation."""
     machine = measured.machine
-    if machine.intra_op_threads < THRESHOLDS.threads_per_core * machine.usable_cores or not measured.has_step:
+    if machine.intra_op_threads < _THREADS_PER_CORE * machine.usable_cores or not measured.has_step:
         return None
     if machine.accelerator:
         return None
@@ -64,8 +73,8 @@ def threads_in_workers(measured: Measurements) -> Finding | None:
     # Python threads alternate under the GIL: several are busy, and one is runnable. On a busy machine, where they wait
     # for a core before their lock, they look like native ones.
     runnable = max(activity.cores, 0.0 if measured.machine.is_busy else activity.runnable_threads)
-    is_native = runnable >= THRESHOLDS.contending_worker_cores
-    if not is_native and activity.busy_threads < THRESHOLDS.certain_contending_threads:
+    is_native = runnable >= _CONTENDING_WORKER_CORES
+    if not is_native and activity.busy_threads < _CERTAIN_CONTENDING_THREADS:
         return None
     if max(activity.busy_threads, runnable) * own.num_workers <= measured.machine.usable_cores:
         return None
@@ -95,7 +104,7 @@ def cpu_contention(measured: Measurements) -> Finding | None:
     if own.num_workers + machine.intra_op_threads <= machine.usable_cores or gain is None:
         return None
     slowdown = (now.step_s or 0.0) / free.batch_s
-    if slowdown < THRESHOLDS.step_slowdown or not gain.pays() or loading_matters(measured):
+    if slowdown < thresholds.STEP_SLOWDOWN or not gain.pays() or loading_matters(measured):
         return None
     return Finding(
         name="cpu-contention",

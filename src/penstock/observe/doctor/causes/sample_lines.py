@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
 from penstock.observe.doctor.causes.cause import ask, cause, required
 from penstock.observe.doctor.causes.evidence import (
@@ -19,8 +20,10 @@ from penstock.observe.doctor.causes.evidence import (
 from penstock.observe.doctor.causes.samples import cold_reads, full_size_decode, slow_samples
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_SAMPLER_START_S = 0.01
+"""Seconds: a shuffle of torch's takes less, for a hundred thousand samples; a good part of a tiny epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class LinePattern:
         """Return the finding if such lines take most of a sample's time, or a good part of it for nothing."""
         lines = self._lines(measured)
         fraction = sum(line.fraction for line in lines)
-        least = THRESHOLDS.wasted_fraction if self.is_waste else THRESHOLDS.line_fraction
+        least = thresholds.WASTED_FRACTION if self.is_waste else thresholds.LINE_FRACTION
         if fraction < least or not loading_matters(measured):
             return None
         if self.is_of_a_file and read_again_for_each_sample.find(measured) is not None:
@@ -122,7 +125,7 @@ LINE_PATTERNS = (
 def read_again_for_each_sample(measured: Measurements) -> Finding | None:
     """Every sample reads the same file, or lists the same folder, and takes a small part of it."""
     read = required(measured.samples).repeated_read
-    if read is None or read.fraction < THRESHOLDS.line_fraction or not loading_matters(measured):
+    if read is None or read.fraction < thresholds.LINE_FRACTION or not loading_matters(measured):
         return None
     if any(pattern.find(measured) for pattern in LINE_PATTERNS if not pattern.is_of_a_file):  # which know better
         return None
@@ -155,14 +158,14 @@ def costly_line(measured: Measurements) -> Finding | None:
     """A few lines of the dataset take most of a sample's time, and samples are what the loop waits for."""
     made, parts = required(measured.samples), loading_parts_s(measured)
     lines = made.lines
-    if not lines or made.median_s < THRESHOLDS.costly_sample_s or not loading_matters(measured):
+    if not lines or made.median_s < thresholds.COSTLY_SAMPLE_S or not loading_matters(measured):
         return None
-    is_one = lines[0].fraction >= THRESHOLDS.most_fraction
+    is_one = lines[0].fraction >= thresholds.MOST_FRACTION
     of_samples_s = sum(parts.get(part, 0.0) for part in OF_SAMPLES)
-    if not is_one and sum(line.fraction for line in lines) < THRESHOLDS.most_fraction:
+    if not is_one and sum(line.fraction for line in lines) < thresholds.MOST_FRACTION:
         return None
     better_known = (full_size_decode, slow_samples, cold_reads)
-    if of_samples_s < THRESHOLDS.most_fraction * sum(parts.values()) or is_known(measured):
+    if of_samples_s < thresholds.MOST_FRACTION * sum(parts.values()) or is_known(measured):
         return None
     if any(ask(one, measured) for one in better_known):
         return None
@@ -180,7 +183,7 @@ def costly_line(measured: Measurements) -> Finding | None:
 def costly_sampler(measured: Measurements) -> Finding | None:
     """The sampler takes most of the time to make a batch."""
     made, parts = required(measured.samples), loading_parts_s(measured)
-    if parts.get("sampler", 0.0) < THRESHOLDS.line_fraction * sum(parts.values()) or not loading_matters(measured):
+    if parts.get("sampler", 0.0) < thresholds.LINE_FRACTION * sum(parts.values()) or not loading_matters(measured):
         return None
     return Finding(
         name="costly-sampler",
@@ -199,7 +202,7 @@ def costly_sampler_start(measured: Measurements) -> Finding | None:
     """The sampler works before it gives the first index, as one that makes all samples to sort them by length."""
     start_s, own = required(measured.samples).sampler_start_s, measured.settings
     epoch_s = start_s + (own.length or math.inf) * (required(measured.as_is).batch_s or math.inf)
-    if start_s < max(THRESHOLDS.sampler_start_s, THRESHOLDS.startup_fraction * epoch_s):
+    if start_s < max(_SAMPLER_START_S, thresholds.STARTUP_FRACTION * epoch_s):
         return None
     return Finding(
         name="costly-sampler-start",
@@ -219,7 +222,7 @@ def costly_collate(measured: Measurements) -> Finding | None:
     if measured.settings.collates_by_default or not loading_matters(measured):
         return None
     fraction = made.collate_s / max(1e-9, made.batch_s)
-    if fraction < THRESHOLDS.most_fraction or parts["collate"] < max(parts.values()):
+    if fraction < thresholds.MOST_FRACTION or parts["collate"] < max(parts.values()):
         return None
     return Finding(
         name="costly-collate",

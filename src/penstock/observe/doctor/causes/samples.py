@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from penstock.core.units import size_text
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import OF_SAMPLES, gain_without, loading_matters, loading_parts_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import SampleCosts
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_SHRUNK_PIXEL_RATIO = 4.0
+"""Pixels decoded per pixel kept: a JPEG decoder halves width and height at least: 2 x 2 pixels."""
+_REDUCED_DECODE_SAVING = 0.1
+"""Of the full decode: a reduced decode that saves less is within the noise of timing one file."""
+_SLOW_SAMPLE_FRACTION = 0.35
+"""Of the samples: with more than this they are not exceptions, and the median says little."""
+_DISK_FRACTION = 0.3
+"""Of the bytes read: with less, the page cache serves most reads."""
+_DISK_NBYTES = 1 << 20
+"""Bytes: importing a module during the measurement reads less than this."""
+_MAJOR_FAULTS_PER_SAMPLE = 0.5
+"""Faults per sample: memory-mapped data that is not in the page cache faults once per sample or more."""
+_FLOAT64_FRACTION = 0.5
+"""Of a batch's bytes: with less, halving them saves under a quarter."""
+_DOUBLE_SAMPLE_NBYTES = 512
+"""Bytes of a sample: a target of a few numbers costs nothing in any type."""
+_LARGE_BATCH_NBYTES = 1 << 20
+"""Bytes: moving a smaller batch costs messages, and not bytes: a smaller type does not help."""
+_MOVING_FRACTION = 0.3
+"""Of loading: collate and transport have to take this much before a smaller type pays."""
+_ONE_BY_ONE_S = 0.006
+"""Seconds per batch: cheap samples whose batch takes less gain as much from fewer workers, or larger batches."""
 
 _SHOWN_INDICES = 8
 
@@ -18,16 +41,16 @@ def full_size_decode(measured: Measurements) -> Finding | None:
     """Images are decoded at full size and then made smaller."""
     images, samples = required(measured.image_decode), required(measured.samples)
     decode_fraction = (images.full_decode_s or 0.0) / max(1e-9, samples.median_s)
-    if images.pixel_ratio < THRESHOLDS.shrunk_pixel_ratio or not loading_matters(measured):
+    if images.pixel_ratio < _SHRUNK_PIXEL_RATIO or not loading_matters(measured):
         return None
-    if decode_fraction < THRESHOLDS.part_fraction and images.full_decode_s is not None:
+    if decode_fraction < thresholds.PART_FRACTION and images.full_decode_s is not None:
         return None
     width, height = images.kept_size
     is_jpeg = images.format in ("JPEG", "MPO")
     gain, tried = None, ""
     if is_jpeg and images.full_decode_s and images.reduced_decode_s:
         saved_s = images.full_decode_s - images.reduced_decode_s
-        if saved_s < THRESHOLDS.reduced_decode_saving * images.full_decode_s:
+        if saved_s < _REDUCED_DECODE_SAVING * images.full_decode_s:
             return None
         gain = gain_without(min(1.0, saved_s / samples.median_s), measured)
         tried = (
@@ -54,7 +77,7 @@ def slow_samples(measured: Measurements) -> Finding | None:
     if not samples.slow_indices or not loading_matters(measured):
         return None
     fraction = len(samples.slow_indices) / samples.samples
-    if samples.slow_fraction < THRESHOLDS.slow_time_fraction or fraction > THRESHOLDS.slow_sample_fraction:
+    if samples.slow_fraction < thresholds.SLOW_TIME_FRACTION or fraction > _SLOW_SAMPLE_FRACTION:
         return None
     shown = ", ".join(str(index) for index in samples.slow_indices[:_SHOWN_INDICES])
     more = ", …" if len(samples.slow_indices) > _SHOWN_INDICES else ""
@@ -79,11 +102,9 @@ def cold_reads(measured: Measurements) -> Finding | None:
     if not loading_matters(measured):
         return None
     read_nbytes = max(samples.read_nbytes, samples.disk_nbytes)
-    by_calls = read_nbytes > 0 and samples.disk_nbytes > max(
-        THRESHOLDS.disk_fraction * read_nbytes, THRESHOLDS.disk_nbytes
-    )
-    by_faults = samples.major_faults > THRESHOLDS.major_faults_per_sample * samples.samples
-    if not (by_calls or by_faults) or samples.sleep_fraction < THRESHOLDS.part_fraction:
+    by_calls = read_nbytes > 0 and samples.disk_nbytes > max(_DISK_FRACTION * read_nbytes, _DISK_NBYTES)
+    by_faults = samples.major_faults > _MAJOR_FAULTS_PER_SAMPLE * samples.samples
+    if not (by_calls or by_faults) or samples.sleep_fraction < thresholds.PART_FRACTION:
         return None
     return Finding(
         name="cold-reads",
@@ -104,12 +125,12 @@ def cold_reads(measured: Measurements) -> Finding | None:
 def python_numbers(measured: Measurements) -> Finding | None:
     """Samples are lists of Python numbers, which default_collate handles one by one, and pickle as well."""
     samples, parts = required(measured.samples), loading_parts_s(measured)
-    if samples.numbers_per_sample < THRESHOLDS.python_numbers or not loading_matters(measured):
+    if samples.numbers_per_sample < thresholds.PYTHON_NUMBERS or not loading_matters(measured):
         return None
     if not measured.settings.collates_by_default:
         return _pickled_numbers(samples, parts.get("transport", 0.0), sum(parts.values()))
     fraction = samples.collate_s / max(1e-9, samples.batch_s)
-    if fraction < THRESHOLDS.moving_fraction:
+    if fraction < _MOVING_FRACTION:
         return None
     return Finding(
         name="python-numbers",
@@ -123,7 +144,7 @@ def python_numbers(measured: Measurements) -> Finding | None:
 
 
 def _pickled_numbers(samples: SampleCosts, transport_s: float, loading_s: float) -> Finding | None:
-    if transport_s < THRESHOLDS.most_fraction * loading_s:
+    if transport_s < thresholds.MOST_FRACTION * loading_s:
         return None
     return Finding(
         name="python-numbers",
@@ -145,10 +166,10 @@ def made_one_by_one(measured: Measurements) -> Finding | None:
     samples, own, parts = required(measured.samples), measured.settings, loading_parts_s(measured)
     if own.fetches_in_bulk or own.batch_size is None or not loading_matters(measured):
         return None
-    if samples.sample_s >= THRESHOLDS.costly_sample_s or samples.batch_s < THRESHOLDS.one_by_one_s:
+    if samples.sample_s >= thresholds.COSTLY_SAMPLE_S or samples.batch_s < _ONE_BY_ONE_S:
         return None
     own_s = sum(parts.get(part, 0.0) for part in (*OF_SAMPLES, "collate"))
-    if own_s < THRESHOLDS.most_fraction * sum(parts.values()):
+    if own_s < thresholds.MOST_FRACTION * sum(parts.values()):
         return None
     return Finding(
         name="made-one-by-one",
@@ -179,14 +200,14 @@ def float64_samples(measured: Measurements) -> Finding | None:
     """Samples are float64, and moving them is a large part of loading, or nothing is computed in it."""
     samples, step = required(measured.samples), measured.step_calls
     sample_nbytes = samples.batch_nbytes / max(1, samples.batch_samples)
-    if samples.float64_fraction < THRESHOLDS.float64_fraction or sample_nbytes < THRESHOLDS.double_sample_nbytes:
+    if samples.float64_fraction < _FLOAT64_FRACTION or sample_nbytes < _DOUBLE_SAMPLE_NBYTES:
         return None
-    if samples.numbers_per_sample >= THRESHOLDS.python_numbers:  # of Python's numbers, which is what is to be changed
+    if samples.numbers_per_sample >= thresholds.PYTHON_NUMBERS:  # of Python's numbers, which is what is to be changed
         return None
     parts = loading_parts_s(measured)
     moving_s = parts.get("collate", 0.0) + parts.get("transport", 0.0)
-    is_large = samples.batch_nbytes >= THRESHOLDS.large_batch_nbytes and loading_matters(measured)
-    if is_large and moving_s >= THRESHOLDS.moving_fraction * sum(parts.values()):
+    is_large = samples.batch_nbytes >= _LARGE_BATCH_NBYTES and loading_matters(measured)
+    if is_large and moving_s >= _MOVING_FRACTION * sum(parts.values()):
         casts, why = "", f"collate and transport take {moving_s * 1e3:.1f} ms per batch"
     elif step is None or step.computes_in_double:
         return None

@@ -7,14 +7,25 @@ import re
 import statistics
 from dataclasses import dataclass
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.step_results import StepCall
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE, Trial
 from penstock.observe.record.finding import Finding
+
+_MANY_READS = 16
+"""Values read in a step: on a processor fewer take microseconds; more are worth a change there, too."""
+_GROWTH_WINDOWS = 4
+"""Windows: in fewer, steps seem to grow by chance."""
+_GROWTH_HALF_WAY = 0.1
+"""Of the growth: steps that grow have grown, half-way: a jump is another program that began."""
+_GROWTH_PAIRS = 0.9
+"""Of the pairs of windows: of 5 windows in any order, one in 24 has so many."""
+_LINE_TURNS = 0.5
+"""Of the steps: a line that is seen in fewer is not what every step does."""
 
 _SHOWN_CALLS = 3
 
@@ -43,7 +54,7 @@ class StepPattern:
         lines = [line for line in measured.step_lines if self.pattern.match(line.calls) and _is_often(line)]
         fraction = sum(line.fraction for line in lines)
         of_loop = fraction * (1 - (required(measured.as_is).wait_fraction or 0.0))
-        if fraction < THRESHOLDS.wasted_fraction or 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
+        if fraction < thresholds.WASTED_FRACTION or 1 / (1 - of_loop) < thresholds.WORTHWHILE_GAIN:
             return None
         return Finding(
             name=self.name,
@@ -51,7 +62,7 @@ class StepPattern:
             evidence=f"{fraction:.0%} of the step's time, in {max(line.turns_fraction for line in lines):.0%} of the "
             f"steps: {'; '.join(map(describe_line, lines))}",
             remedy=self.remedy,
-            gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
+            gain=1 / (1 - of_loop) if of_loop < thresholds.ESTIMATED_FRACTION else None,
         )
 
 
@@ -103,7 +114,7 @@ def _is_often(line: HotLine) -> bool:
 
     Steps are looked at every few milliseconds: of those that take less, a line is seen in as many as it takes time.
     """
-    return line.turns_fraction >= min(THRESHOLDS.line_turns, line.fraction * THRESHOLDS.most_fraction)
+    return line.turns_fraction >= min(_LINE_TURNS, line.fraction * thresholds.MOST_FRACTION)
 
 
 @cause("sync-every-step", "step_calls")
@@ -112,7 +123,7 @@ def sync_every_step(measured: Measurements) -> Finding | None:
     step = required(measured.step_calls)
     if not step.synchronizing:
         return None
-    is_rare = sum(call.per_step for call in step.synchronizing) < THRESHOLDS.many_reads
+    is_rare = sum(call.per_step for call in step.synchronizing) < _MANY_READS
     return Finding(
         name="sync-every-step",
         cause="Every step reads a value back from its device, and an accelerator is idle meanwhile.",
@@ -157,7 +168,7 @@ def pinned_without_accelerator(measured: Measurements) -> Finding | None:
 def steps_grow(measured: Measurements) -> Finding | None:
     """Each step takes longer than the one before, whatever feeds it."""
     trials = [one for one in (measured.as_is, measured.trial(FREE)) if one is not None]
-    if not measured.has_step or min(map(_growth, trials)) < THRESHOLDS.step_slowdown:
+    if not measured.has_step or min(map(_growth, trials)) < thresholds.STEP_SLOWDOWN:
         return None
     first, *_, last = required(measured.as_is).windows
     longest = "".join(f"; most of it passes in {describe_line(line)}" for line in measured.step_lines[:1])
@@ -177,10 +188,10 @@ def _growth(trial: Trial) -> float:
     """Return how many times as long the last steps of a trial took as its first ones; 1 unless they grew steadily."""
     steps_s = [one.step_s / one.batches for one in trial.windows]
     pairs = [before < after for before, after in itertools.combinations(steps_s, 2)]
-    if len(steps_s) < THRESHOLDS.growth_windows or sum(pairs) < THRESHOLDS.growth_pairs * len(pairs):
+    if len(steps_s) < _GROWTH_WINDOWS or sum(pairs) < _GROWTH_PAIRS * len(pairs):
         return 1.0
     grown_half_way = (statistics.median(steps_s) - steps_s[0]) / max(1e-9, steps_s[-1] - steps_s[0])
-    if not THRESHOLDS.growth_half_way < grown_half_way < 1 - THRESHOLDS.growth_half_way:
+    if not _GROWTH_HALF_WAY < grown_half_way < 1 - _GROWTH_HALF_WAY:
         return 1.0
     return steps_s[-1] / max(1e-9, steps_s[0])
 

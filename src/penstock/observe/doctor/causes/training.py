@@ -5,8 +5,12 @@ from __future__ import annotations
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.content_results import SharedSamples
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_SEEN_STEPS = 32
+"""Steps: what is trained in turns may wait for as many."""
+_UNTRAINED_FRACTION = 0.5
+"""Of the parameters: beyond it, a head is trained on a backbone that is not to be."""
 
 _SHOWN = 4
 
@@ -46,8 +50,8 @@ def left_out_of_optimizer(measured: Measurements) -> Finding | None:
     """
     step = required(measured.step_calls)
     steps = sum(window.batches for trial in measured.trials for window in trial.windows)
-    is_few = step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters)
-    if not step.left_out or not is_few or steps < THRESHOLDS.seen_steps:
+    is_few = step.untrained_parameters < _UNTRAINED_FRACTION * max(1, step.parameters)
+    if not step.left_out or not is_few or steps < _SEEN_STEPS:
         return None
     shown = ", ".join(step.left_out[:_SHOWN]) + (", ..." if len(step.left_out) > _SHOWN else "")
     return Finding(

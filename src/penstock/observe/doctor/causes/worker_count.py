@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import (
     clear_factor,
@@ -14,10 +15,24 @@ from penstock.observe.doctor.causes.evidence import (
 )
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FEWER_WORKERS, FREE, MORE_WORKERS, PENSTOCK, Gain
 from penstock.observe.doctor.worker_estimate import LoopTimes, fitting_workers, gain_of_workers, workers_to_try
 from penstock.observe.record.finding import Finding
+
+_FEWER_WORKERS_KEEP = 0.95
+"""Times as fast: fewer workers are recommended if they are not slower than this."""
+_INLINE_BATCH_S = 0.003
+"""Seconds per batch: transporting a batch from a worker costs up to this, so a cheaper one needs no worker."""
+_SMALL_BATCH_NBYTES = 4 << 20
+"""Bytes: for larger batches the copy is the cost, and not the message."""
+_REPEATED_WORK = 0.6
+"""Of a batch's time, for each worker: workers that all make the whole stream take one for each."""
+_LEAST_REPEATED_WORK = 1.6
+"""Times a batch's time: workers that share cores and caches with each other and the step take longer, too."""
+_SERIAL_FACTOR = 2.0
+"""Times as long: workers that wait side by side lose less to the machine; those that take turns lose more."""
+_ASLEEP_FRACTION = 0.4
+"""Of a worker's time: of two workers that share a lock each sleeps for half, while the other one has it."""
 
 
 @cause("each-worker-reads-all", "samples", "as_is", "worker_activity")
@@ -33,7 +48,7 @@ def each_reads_all(measured: Measurements) -> Finding | None:
     made_s = required(measured.worker_activity).making_cores * sum(window.wall_s for window in now.windows)
     made_s /= sum(window.batches for window in now.windows) + own.num_workers * own.prefetch_factor
     times = made_s / max(1e-9, samples.batch_s)
-    if times < max(THRESHOLDS.repeated_work * own.num_workers, THRESHOLDS.least_repeated_work):
+    if times < max(_REPEATED_WORK * own.num_workers, _LEAST_REPEATED_WORK):
         return None
     return Finding(
         name="each-worker-reads-all",
@@ -62,7 +77,7 @@ def too_many_workers(measured: Measurements) -> Finding | None:
     if fewer >= own.num_workers:
         return None
     is_tried = gain is not None and gain.is_clear
-    if not (required(gain).median >= THRESHOLDS.fewer_workers_keep if is_tried else _hides_loading(measured, fewer)):
+    if not (required(gain).median >= _FEWER_WORKERS_KEEP if is_tried else _hides_loading(measured, fewer)):
         return None
     setting = trial.line if trial is not None else f"num_workers={fewer}"
     return Finding(
@@ -82,7 +97,7 @@ def _hides_loading(measured: Measurements, workers: int) -> bool:
     if samples is None or free is None or free.batch_s is None:
         return False
     parallel = min(float(workers), measured.machine.usable_cores)
-    return samples.batch_s / parallel < THRESHOLDS.hidden_loading * free.batch_s
+    return samples.batch_s / parallel < thresholds.HIDDEN_LOADING * free.batch_s
 
 
 @cause("no-workers", "samples")
@@ -92,7 +107,7 @@ def no_workers(measured: Measurements) -> Finding | None:
     if measured.settings.num_workers or machine.usable_cores < 2 or not loading_matters(measured):
         return None
     gain = measured.gain_of(MORE_WORKERS)
-    if samples.batch_s < THRESHOLDS.inline_batch_s or _is_refuted(gain):
+    if samples.batch_s < _INLINE_BATCH_S or _is_refuted(gain):
         return None
     times = _loop_times(measured)
     workers = workers_to_try(times, machine.usable_cores)
@@ -152,7 +167,7 @@ def workers_cost_more(measured: Measurements) -> Finding | None:
     is_tried = trial is not None and trial.line == "num_workers=0"
     if not own.num_workers or not loading_matters(measured) or (is_tried and _is_refuted(gain)):
         return None
-    is_cheap = samples.batch_nbytes <= THRESHOLDS.small_batch_nbytes and samples.batch_s < THRESHOLDS.inline_batch_s
+    is_cheap = samples.batch_nbytes <= _SMALL_BATCH_NBYTES and samples.batch_s < _INLINE_BATCH_S
     if not is_cheap or samples.batch_s > transport_s:
         return None
     return Finding(
@@ -200,13 +215,13 @@ def _sleep_for_each_other(measured: Measurements) -> bool:
     activity = measured.worker_activity
     if activity is None or own.num_workers < 2 or own.is_iterable or samples.slow_indices:
         return False
-    if samples.batch_s < THRESHOLDS.inline_batch_s:  # they sleep because there is hardly anything to do
+    if samples.batch_s < _INLINE_BATCH_S:  # they sleep because there is hardly anything to do
         return False
-    if (now.wait_fraction or 0.0) < THRESHOLDS.busy_workers or activity.asleep_fraction < THRESHOLDS.asleep_fraction:
+    if (now.wait_fraction or 0.0) < thresholds.BUSY_WORKERS or activity.asleep_fraction < _ASLEEP_FRACTION:
         return False  # workers that are ahead of the loop sleep as well
     asleep_s = activity.asleep_fraction * own.num_workers * (now.batch_s or 0.0)
     own_s = samples.sleep_fraction * samples.batch_s + (transport_and_collate_s(measured) or 0.0)
-    return asleep_s > THRESHOLDS.serial_factor * own_s
+    return asleep_s > _SERIAL_FACTOR * own_s
 
 
 def _tried(measured: Measurements, name: str) -> str:
@@ -220,7 +235,7 @@ def _longest_line(lines: tuple[HotLine, ...]) -> str:
 
 def _is_refuted(gain: Gain | None) -> bool:
     """Return whether a trial of the change showed that it gains too little."""
-    return gain is not None and (gain.is_loss or (gain.is_clear and gain.median < THRESHOLDS.worthwhile_gain))
+    return gain is not None and (gain.is_loss or (gain.is_clear and gain.median < thresholds.WORTHWHILE_GAIN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ from penstock.observe.doctor.probe_results import CopyOnWrite
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.forked_child import measure_in_child
 from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_MANY_OBJECTS = 20_000
+"""Python objects: about 1 MiB of small objects: fewer cannot cost a worker much."""
 
 _WARM_UP_SAMPLES = 8
 _MOST_SAMPLES = 4000
@@ -70,7 +72,7 @@ def find_object_heavy_attribute(dataset: Any) -> tuple[str, int, int] | None:
     found = [
         (f"self.{name}", len(value), _size(value))
         for name, value in _attributes(dataset).items()
-        if isinstance(value, list | tuple | dict | set) and len(value) >= THRESHOLDS.many_objects
+        if isinstance(value, list | tuple | dict | set) and len(value) >= _MANY_OBJECTS
     ]
     return max(found, key=lambda one: one[2], default=None)
 

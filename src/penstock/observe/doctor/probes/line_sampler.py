@@ -19,7 +19,9 @@ from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.core.user_code import is_users, line_text
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.probes.timer_signal import TimerSignal
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_HOTSPOT_FRACTION = 0.1
+"""Of the dataset's time: functions below it are not worth a line."""
 
 _INTERVAL_S = 0.003
 _PROBES = os.path.dirname(__file__) + os.sep
@@ -132,7 +134,7 @@ class LineSampler:
             for line, places in lines.items()
         ]
         largest = sorted(seen, key=lambda line: -line.fraction)[:_SHOWN]
-        return tuple(line for line in largest if line.fraction >= THRESHOLDS.hotspot_fraction)
+        return tuple(line for line in largest if line.fraction >= _HOTSPOT_FRACTION)
 
 
 def _place(frame: FrameType | None) -> _Place | None:

@@ -17,7 +17,11 @@ from typing import Any
 from penstock.core.user_code import line_text
 from penstock.observe.doctor.probe_results import RepeatedRead
 from penstock.observe.doctor.probes.line_sampler import LineSampler, find_line
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_REPEATED_SAMPLES = 5
+"""Samples: a file that fewer of them read may be theirs by chance."""
+_REPEATED_FRACTION = 0.9
+"""Of the samples: what nearly all read does not depend on the sample, but for a shard of many samples."""
 
 _FOLDER_EVENTS = ("os.listdir", "os.scandir")
 _NOT_DATA = ("/dev/", "/proc/", "/sys/")
@@ -48,7 +52,7 @@ class ReadRecorder:
         """Return what nearly all samples read, with the part of their time that `lines` saw there; None if nothing."""
         found = []
         for (path, is_folder), (indices, (file, number, function)) in self._seen.items():
-            if len(indices) < max(THRESHOLDS.repeated_samples, THRESHOLDS.repeated_fraction * len(self._indices)):
+            if len(indices) < max(_REPEATED_SAMPLES, _REPEATED_FRACTION * len(self._indices)):
                 continue
             name, line = os.path.basename(path.rstrip("/")) or path, line_text(file, number)
             fraction = lines.fraction_of(file, function)

@@ -24,7 +24,9 @@ from penstock.observe.doctor.probes.line_sampler import LineSampler
 from penstock.observe.doctor.probes.repeated_reads import ReadRecorder
 from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
 from penstock.observe.doctor.probes.torch_threads import one_thread
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_SLOW_SAMPLE = 5.0
+"""Times the median: what random crops or file sizes explain is less."""
 
 _MOST_SAMPLES = 3000
 _MOST_CHECKED = 512
@@ -223,7 +225,7 @@ def tensor_nbytes(tree: Any, dtype: str = "") -> int:
 
 
 def _is_slow(seconds: float, median_s: float) -> bool:
-    return seconds > THRESHOLDS.slow_sample * median_s
+    return seconds > _SLOW_SAMPLE * median_s
 
 
 def _count_numbers(sample: Any) -> int:

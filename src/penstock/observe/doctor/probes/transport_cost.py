@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from penstock.core.host import usable_cores
 from penstock.loader.dataloader import DataLoader as PenstockLoader
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.probes import proc
-from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _REPEATS = 3
 """Other work on the machine makes transport slower for a while, and never faster: the best of these counts."""
@@ -75,7 +75,7 @@ def measure_transport_s(loader: DataLoader[Any], samples: list[Any], seconds: fl
             taken_s = _batches_s(batches, burst, seconds / _REPEATS)
             made += burst * len(taken_s)
             best_s = min(best_s, statistics.median(taken_s))
-        if (usage.others_cores() or 0.0) < THRESHOLDS.busy_fraction * usable_cores():
+        if (usage.others_cores() or 0.0) < thresholds.BUSY_FRACTION * usable_cores():
             return best_s
         here_s = time.process_time() - here_s
         workers_s = (proc.own_s() - own_s - here_s) / max(1, min(loader.num_workers, usable_cores()))

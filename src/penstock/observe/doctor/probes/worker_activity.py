@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from penstock.loader.workers.busy_time import thread_times
 from penstock.observe.doctor.probe_results import WorkerActivity
 from penstock.observe.doctor.probes import proc
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_BUSY_THREAD = 0.3
+"""Of the busiest thread's ticks: a thread with less only waits for the busiest one."""
+_WORKER_TICKS = 10
+"""Clock ticks: a worker that ran for less (0.1 s) cannot be judged."""
 
 
 class WorkerActivityProbe:
@@ -58,9 +62,9 @@ class WorkerActivityProbe:
         """Return the activity; None if no worker was observed."""
         used = [sum(ran.values()) / os.sysconf("SC_CLK_TCK") for ran in self._ran.values()]
         busy = [
-            sum(ticks > THRESHOLDS.busy_thread * max(ran.values()) for ticks in ran.values())
+            sum(ticks > _BUSY_THREAD * max(ran.values()) for ticks in ran.values())
             for ran in self._ran.values()
-            if sum(ran.values()) >= THRESHOLDS.worker_ticks
+            if sum(ran.values()) >= _WORKER_TICKS
         ]
         if not self._ran:
             return None

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, default_convert
 
 from penstock.observe.doctor.probe_results import WorkerNoise
 from penstock.observe.doctor.probes.batch_values import batches_equal
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_NOISE_CHANCE = 0.01
+"""Probability: two workers that both flip an image with equal chance agree in every second sample."""
 
 _WORKERS = 2
 _VERSIONS = 4
@@ -33,7 +35,7 @@ def measure_worker_noise(loader: DataLoader[Any]) -> WorkerNoise | None:
     first, second = (_make_one_sample(loader, index) for _ in range(2))
     if all(batches_equal(versions[0], other) for versions in first for other in versions[1:]):
         return None
-    is_no_chance = _equal_pairs(first) ** _VERSIONS < THRESHOLDS.noise_chance
+    is_no_chance = _equal_pairs(first) ** _VERSIONS < _NOISE_CHANCE
     return WorkerNoise(
         same_in_workers=is_no_chance and _are_equal(first[0], first[1]),
         same_in_epochs=is_no_chance and all(map(_are_equal, first, second)),

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.core.random_states import keep_states
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.probes.line_sampler import LineSampler
@@ -29,13 +30,35 @@ from penstock.observe.doctor.probes.steps.leak_watch import LEAST_STEPS, MOST_ST
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.step_results import KeptTensors
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.stream_comparison import StreamComparison
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 from penstock.observe.doctor.trials.window_timer import WindowTimer
+
+_WARM_UP_BATCHES = 3
+"""Batches: the first ones compile, allocate and fill caches."""
+_OBSERVED_STEPS = 3
+"""Steps: a call that all of these make is made in every step."""
+_LINE_LOOKS = 100
+"""Looks: a line that takes half of a step is seen in 40 to 60 of so many; looks are 3 ms apart."""
+_WINDOWS_PER_SOURCE = 5
+"""Windows: the time is divided so that each source gets about this many."""
+_CUT_WINDOW_BATCHES = 8
+"""Batches: a window that a validation interrupts is kept if it has this many."""
+_BLOCKED_SOURCE_S = 0.5
+"""Seconds: a source that waits longer than this (and 3 times its longest wait) may need a paused one's lock."""
+_OVERRUN = 1.1
+"""Times the trials' time: what the loop may take before it is ended by a signal."""
+_OVERRUN_S = 0.5
+"""Seconds: added to it, for short --seconds."""
+_FIRST_BATCH = 2.0
+"""Times the trials' time: what the loop may take for its first batch."""
+_FIRST_BATCH_S = 15.0
+"""Seconds: the same for short --seconds: workers import torch, and read."""
+_LEFT_AFTER_START = 0.6
+"""Of the trials' time: left for the trials however long the loop's first batch took: the probes get less."""
 
 _LEAKS, _LEAST_LEAKS = 0.2, 0.4
 """Of the time, until when leaks are watched for, and until when for the fewest steps that show any."""
@@ -138,7 +161,7 @@ class LoopSession:
             if self._rotation.current.startup_s is not None and not self._has_started:
                 self._has_started = True
                 requested_at = now  # however long its workers took to start
-                self._budget.on_first_batch(now, THRESHOLDS.left_after_start)
+                self._budget.on_first_batch(now, _LEFT_AFTER_START)
                 self._timer.restart()
             self._timer.on_return(requested_at, now, self._rotation.current.start_s)
         self._longest_wait_s = max(self._longest_wait_s, now - requested_at)
@@ -155,14 +178,14 @@ class LoopSession:
         Raises:
             TrialsDoneError: the time is over.
         """
-        now, limits = self._budget.clock(), THRESHOLDS
-        limit_s = self._budget.seconds * limits.overrun + limits.overrun_s
+        now = self._budget.clock()
+        limit_s = self._budget.seconds * _OVERRUN + _OVERRUN_S
         if not self._has_started:
-            limit_s = max(self._budget.seconds * limits.first_batch, limits.first_batch_s)
+            limit_s = max(self._budget.seconds * _FIRST_BATCH, _FIRST_BATCH_S)
         if self._budget.spent_s(now) > limit_s:
             raise TrialsDoneError
         # A wait far longer than any before may be for a lock that a paused worker has.
-        is_blocked = now - self._waits_since > max(limits.blocked_source_s, 3 * self._longest_wait_s)
+        is_blocked = now - self._waits_since > max(_BLOCKED_SOURCE_S, 3 * self._longest_wait_s)
         if is_blocked and self._rotation.stop_pausing() and self._interruption is _Interruption.NONE:
             self._interruption = _Interruption.WINDOW_DISCARDED
 
@@ -171,7 +194,7 @@ class LoopSession:
         if self._interruption is not _Interruption.NONE:
             return
         returned_at = self._timer.returned_at
-        is_long_enough = self._timer.batches >= THRESHOLDS.cut_window_batches
+        is_long_enough = self._timer.batches >= _CUT_WINDOW_BATCHES
         if self._phase is _Phase.TIMING and returned_at is not None and is_long_enough:
             # Without the last batch: its step may have ended long ago.
             self._keep_window(returned_at)
@@ -202,11 +225,11 @@ class LoopSession:
         if not self._has_step:
             self.lines.start()
             return
-        first = 1 if spent > 1 / 8 else THRESHOLDS.warm_up_batches
+        first = 1 if spent > 1 / 8 else _WARM_UP_BATCHES
         leaks = self._leaks
-        if self._warm_up_batches >= first and self.step_calls.steps < THRESHOLDS.observed_steps:
+        if self._warm_up_batches >= first and self.step_calls.steps < _OBSERVED_STEPS:
             self.step_calls.enter(batch)
-        elif self.step_calls.steps >= THRESHOLDS.observed_steps and leaks is not None:
+        elif self.step_calls.steps >= _OBSERVED_STEPS and leaks is not None:
             if (leaks.steps < MOST_STEPS and spent < _LEAKS) or (leaks.steps < LEAST_STEPS and spent < _LEAST_LEAKS):
                 leaks.enter()
             else:
@@ -236,7 +259,7 @@ class LoopSession:
         if self._phase is _Phase.WARM_UP:
             if self._is_warm(now):
                 self._begin_timing()
-        elif self._timer.batches >= THRESHOLDS.window_batches and self._timer.elapsed_s(now) >= self._window_s:
+        elif self._timer.batches >= thresholds.WINDOW_BATCHES and self._timer.elapsed_s(now) >= self._window_s:
             self._keep_window(now)
             if self._budget.spent_s(now) > self._budget.seconds and not self._rotation.lacks_free_loading:
                 self.is_complete = True
@@ -251,9 +274,9 @@ class LoopSession:
         if self._warm_up_batches == self._rotation.current.prefetch_limit:
             self._timer.restart()
         spent = self._budget.spent_s(now) / self._budget.seconds
-        has_observed = not self._has_step or self.step_calls.steps >= THRESHOLDS.observed_steps
-        has_enough = self._warm_up_batches >= THRESHOLDS.warm_up_batches and not self.comparison.lacks_batches
-        has_looked = self._leaks is None and self.lines.looks >= THRESHOLDS.line_looks
+        has_observed = not self._has_step or self.step_calls.steps >= _OBSERVED_STEPS
+        has_enough = self._warm_up_batches >= _WARM_UP_BATCHES and not self.comparison.lacks_batches
+        has_looked = self._leaks is None and self.lines.looks >= _LINE_LOOKS
         return (has_observed and has_enough and has_looked and self.may_try) or spent > _MOST_WARM_UP
 
     def _begin_timing(self) -> None:
@@ -262,8 +285,8 @@ class LoopSession:
             self.kept, self._leaks = self._leaks.result(), None
         batch_s = self._timer.elapsed_s(self._budget.clock()) / max(1, self._timer.batches)
         self._rotation.start_others(self.batch, batch_s)
-        windows = len(self._rotation.live) * THRESHOLDS.windows_per_source
-        self._window_s = max(THRESHOLDS.window_s, self._budget.left_s() / windows)
+        windows = len(self._rotation.live) * _WINDOWS_PER_SOURCE
+        self._window_s = max(thresholds.WINDOW_S, self._budget.left_s() / windows)
         self._phase = _Phase.TIMING
         self._next_window()
 

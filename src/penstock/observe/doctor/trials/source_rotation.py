@@ -10,10 +10,15 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.core.host import usable_cores
-from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial, gain_between
 from penstock.observe.doctor.trials.batch_source import BatchSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.time_budget import TimeBudget
+
+_HOPELESS_GAIN = 1.03
+"""Times as fast with loading free: nothing beats free loading: below this, no other trial continues."""
+_START_DEADLINE_FRACTION = 0.5
+"""Of the trials' time: sources whose workers start later leave no time to compare them."""
 
 _ROUNDS = 2
 """Of a source that is not worth starting for fewer: two rounds that agree are the least that shows a gain."""
@@ -135,7 +140,7 @@ class SourceRotation:
             if gain is None or gain.rounds < _ROUNDS:
                 continue
             if source.name == FREE:
-                nothing_to_gain = gain.median < THRESHOLDS.hopeless_gain and gain.rounds > _ROUNDS
+                nothing_to_gain = gain.median < _HOPELESS_GAIN and gain.rounds > _ROUNDS
             elif gain.high < 1.0 or nothing_to_gain:
                 source.retire()
 
@@ -152,7 +157,7 @@ class SourceRotation:
             for source in new:
                 _attempt(source, source.open)
         for source in new:
-            is_late = self._budget.spent_s() > self._budget.seconds * THRESHOLDS.start_deadline_fraction
+            is_late = self._budget.spent_s() > self._budget.seconds * _START_DEADLINE_FRACTION
             if source.starts_processes and is_late:
                 source.retire()
             _attempt(source, source.warm_up)
@@ -176,7 +181,7 @@ class SourceRotation:
     def _windows_s(self, source: BatchSource, batch_s: float) -> float:
         """Return what the rounds of a source take at least, with the batches that may have been made ahead of each."""
         ahead = self._sources[0].prefetch_limit if source.starts_processes else 0
-        return _ROUNDS * max(THRESHOLDS.window_s, (ahead + THRESHOLDS.window_batches) * batch_s)
+        return _ROUNDS * max(thresholds.WINDOW_S, (ahead + thresholds.WINDOW_BATCHES) * batch_s)
 
 
 def _times_as_long(source: BatchSource, own: BatchSource) -> float:

@@ -11,7 +11,6 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.loader.dataloader import DataLoader as PenstockLoader
 from penstock.loader.dataloader import worker_type_of
 from penstock.observe.doctor.measurements import Machine, Settings
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FEWER_WORKERS, FREE, MORE_WORKERS, PENSTOCK
 from penstock.observe.doctor.trials.batch_source import (
     BatchSource,
@@ -22,6 +21,9 @@ from penstock.observe.doctor.trials.batch_source import (
 from penstock.observe.doctor.trials.loader_variant import build_variant
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.worker_estimate import fitting_workers
+
+_TRIED_WORKERS_PER_CORE = 2.0
+"""Workers per core: with more than this, two more workers are not tried."""
 
 
 def read_settings(loader: DataLoader[Any]) -> Settings:
@@ -61,7 +63,7 @@ def plan_sources(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -
         sources.append(RepeatedBatchSource(FREE))
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe) or machine.is_busy or machine.is_crowded:
         return sources
-    if workers + 2 <= max(2, THRESHOLDS.tried_workers_per_core * machine.usable_cores):
+    if workers + 2 <= max(2, _TRIED_WORKERS_PER_CORE * machine.usable_cores):
         more: dict[str, Any] = {"num_workers": workers + 2}
         sources.append(BatchSource(MORE_WORKERS, lambda: build_variant(loader, **more), line=_text(more)))
     sources += _fewer_workers(loader, machine, own)

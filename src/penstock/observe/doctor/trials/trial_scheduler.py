@@ -15,7 +15,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.epochs.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
@@ -23,6 +22,9 @@ from penstock.observe.doctor.trials.loop_session import LoopSession
 from penstock.observe.doctor.trials.optimizer_watch import OptimizerWatch
 from penstock.observe.doctor.trials.other_loops import OtherLoops, length_of
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
+
+_NO_GRADIENT_LOOP_S = 3.0
+"""Seconds: a loop without gradients that lasts longer (or 0.3 of the time) is what the program is about."""
 
 _LOOK_BATCHES, _MOST_LOOKS = 10, 2
 """A loop that is left after so few batches, and in which no optimizer made a step, was a look at some of them; the next
@@ -119,7 +121,7 @@ class TrialScheduler:
         if self._passive_at is not None:
             self._passive_s += min(_PASSIVE_GAP_S, now - self._passive_at)
         self._passive_at = now
-        patience_s = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds)
+        patience_s = max(_NO_GRADIENT_LOOP_S, 0.3 * self._seconds)
         return self.accepts_any or self._passive_s > patience_s or (training and self.optimizers.has_any)
 
     def examines(self, loader: DataLoader[Any], *, training: bool) -> bool:
@@ -240,7 +242,7 @@ class TrialScheduler:
             self.later_epochs.tick()
         elif self.session is not None:
             self.session.tick()
-        elif self.optimizers.trains_without_loader(max(THRESHOLDS.no_gradient_loop_s, self._seconds)):
+        elif self.optimizers.trains_without_loader(max(_NO_GRADIENT_LOOP_S, self._seconds)):
             raise TrialsDoneError
 
     def close(self) -> None:

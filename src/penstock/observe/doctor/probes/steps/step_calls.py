@@ -28,7 +28,9 @@ from penstock.observe.doctor.probes.steps.layer_modes import LayerModes
 from penstock.observe.doctor.probes.steps.loss_inputs import LossInputs
 from penstock.observe.doctor.probes.steps.parameter_use import ACCUMULATE, ParameterUse
 from penstock.observe.doctor.step_results import StepCall, StepCalls, WholeImages
-from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_WHOLE_IMAGE = 64.0
+"""Largest value of an image: whole numbers up to this may be classes, depths or counts."""
 
 _SYNCHRONIZING = {
     torch.Tensor.item: ".item()",
@@ -306,12 +308,12 @@ def _whole_images(images: Any) -> WholeImages | None:
     if not is_image or not images.is_floating_point() or not images.numel():
         return None
     some = images.detach()[:_LOOKED_AT].float().cpu()
-    is_normalised = some.shape[1] == len(_MEAN) and float(some.max()) > THRESHOLDS.whole_image
+    is_normalised = some.shape[1] == len(_MEAN) and float(some.max()) > _WHOLE_IMAGE
     before = some * _STD[:, None, None] + _MEAN[:, None, None] if is_normalised else some
     for pixels, kind in ((some, False), (before, is_normalised)):
         low, high = (float(one) for one in pixels.aminmax())
         is_whole = bool(((pixels - pixels.round()).abs() <= (_ROUNDING if kind else 0.0)).all())
-        if low >= -_ROUNDING * kind and THRESHOLDS.whole_image < high <= 255 + _ROUNDING and is_whole:
+        if low >= -_ROUNDING * kind and _WHOLE_IMAGE < high <= 255 + _ROUNDING and is_whole:
             shown = str(images.dtype).removeprefix("torch.")
             return WholeImages(
                 shape=tuple(images.shape), dtype=shown, low=round(low), high=round(high), is_normalised=kind

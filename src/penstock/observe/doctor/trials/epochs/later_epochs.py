@@ -22,10 +22,10 @@ from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.distributed import DistributedSampler
 
 from penstock.loader.dataloader import DataLoader as PenstockLoader
+from penstock.observe.doctor import thresholds
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.contents.origins import drawn_by_copy
 from penstock.observe.doctor.probes.steps.parameter_use import numbers_of
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trials.epochs.write_guard import WriteGuard
 from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
@@ -159,7 +159,7 @@ def order_of(loader: DataLoader[Any]) -> tuple[int, ...] | None:
         drawn = drawn_by_copy(_indices_of(loader), loader.dataset, _DRAWN)
     except (TypeError, ValueError, NotImplementedError, AttributeError):
         return None
-    return tuple(drawn.tolist()) if drawn is not None and len(drawn) >= THRESHOLDS.shuffled_samples else None
+    return tuple(drawn.tolist()) if drawn is not None and len(drawn) >= thresholds.SHUFFLED_SAMPLES else None
 
 
 def _indices_of(loader: DataLoader[Any]) -> Any:
