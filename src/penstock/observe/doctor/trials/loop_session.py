@@ -62,6 +62,8 @@ _LEFT_AFTER_START = 0.6
 
 _LEAKS, _LEAST_LEAKS = 0.2, 0.4
 """Of the time, until when leaks are watched for, and until when for the fewest steps that show any."""
+_NO_LOOKS = 1 / 8
+"""Of the time, in which nothing is looked at while no step has trained: a program may just collect its batches."""
 _MOST_WARM_UP = 0.55
 """Of the time, when the warm-up ends whatever was seen."""
 
@@ -166,7 +168,9 @@ class LoopSession:
             self._timer.on_return(requested_at, now, self._rotation.current.start_s)
         self._longest_wait_s = max(self._longest_wait_s, now - requested_at)
         if self._phase is _Phase.WARM_UP:
-            self._look(batch, self._budget.spent_s() / self._budget.seconds)
+            spent = self._budget.spent_s() / self._budget.seconds
+            if self.may_try or spent > _NO_LOOKS:
+                self._look(batch, spent)
         elif self._made_ahead:
             self._made_ahead -= 1
             self._timer.skip_step()
@@ -225,7 +229,7 @@ class LoopSession:
         if not self._has_step:
             self.lines.start()
             return
-        first = 1 if spent > 1 / 8 else _WARM_UP_BATCHES
+        first = 1 if spent > _NO_LOOKS else _WARM_UP_BATCHES
         leaks = self._leaks
         if self._warm_up_batches >= first and self.step_calls.steps < _OBSERVED_STEPS:
             self.step_calls.enter(batch)
