@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from benchmarks.benchmark_result import OURS, Result, Spread, Target
 from benchmarks.machine_facts import PEER_PACKAGES
 from penstock.core.units import size_text
 from penstock.tune.setting import Setting
+
+SETTINGS = [one.name for one in fields(Setting)]
+"""What a row of the tuner's benchmark needs; older ones have more."""
 
 MARKDOWN_COLUMNS = 7  # targets and verdicts are for the terminal
 HEADINGS = ("measured", "unit", "penstock", "against", "its figure", "ratio", "min … max", "target", "")
@@ -222,9 +225,9 @@ def _tune_table(report: dict[str, Any]) -> str:
     lines = ["| loop | `penstock tune` chose | the grid's best | of its speed (least … most) | of the grid's time |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for row in report["rows"]:
-        usual = ", prefetch 2"
+        usual, choice = ", prefetch 2", row["tuned"]["choice"]
         chose, best = (
-            Setting(**row["tuned"]["choice"]).describe().removesuffix(usual),
+            Setting(**{name: choice[name] for name in SETTINGS}).describe().removesuffix(usual),
             row["against"].removesuffix(usual),
         )
         is_same = chose == best

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.cli.option_values import parse_fields, parse_options
-from penstock.cli.progress import ProgressLine
+from penstock.cli.progress_line import ProgressLine
 from penstock.core.errors import PenstockError
 from penstock.core.urls import redact_all, shown
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from penstock.cli.import_object import call_object, import_object
-from penstock.cli.progress import ProgressLine
+from penstock.cli.progress_line import ProgressLine
 from penstock.core.errors import PenstockError
 from penstock.core.units import to_nbytes
 from penstock.core.urls import redact_all, shown

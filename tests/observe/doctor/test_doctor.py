@@ -227,7 +227,7 @@ def test_a_second_loader_of_which_each_step_takes_a_batch_is_part_of_the_examine
     found = examine(train, seconds=1.0)
     assert found.as_is is not None
     assert found.as_is.windows, found.notes
-    assert drawn[:50] == list(range(50))
+    assert drawn[:10] == list(range(10))
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 60.0])

@@ -22,9 +22,9 @@ class OptimizerWatch:
         self.steps = 0
         self._first_step_at = 0.0
 
-    def trains_without_loader(self, seconds: float) -> bool:
-        """Return whether optimizers have been at work for so long, of which the caller has seen no loop."""
-        return self.steps > 1 and time.perf_counter() - self._first_step_at > seconds
+    def trains_without_loader(self, seconds: float, since: float) -> bool:
+        """Return whether optimizers have been at work for so long since then, when a loader was last used."""
+        return self.steps > 1 and time.perf_counter() - max(self._first_step_at, since) > seconds
 
     def _note_step(self) -> None:
         self.steps += 1

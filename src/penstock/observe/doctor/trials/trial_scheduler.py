@@ -75,7 +75,10 @@ class TrialScheduler:
 
     def reset(self) -> None:
         """Forget the loop that was examined: another one is to be."""
+        self._passive_at: float | None = None
+        """When a loop that is not examined, or is no longer, requested its last batch."""
         if hasattr(self, "session"):
+            self._passive_at = self._clock()  # before the session goes: a signal may ask for it in between
             self.close()
         self.began_at = self._created_at
         """When the examined loop requested its first batch; before that, when the scheduler was made."""
@@ -86,8 +89,6 @@ class TrialScheduler:
         """Whether a loop without gradients is examined, too."""
         self._passive_s = 0.0
         """How long loops that were not examined have taken."""
-        self._passive_at: float | None = None
-        """When such a loop requested its last batch."""
         self.iterators_created = self.batches_requested = 0
         self.loaders_created = 1
         self._made_anew: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
@@ -242,7 +243,7 @@ class TrialScheduler:
             self.later_epochs.tick()
         elif self.session is not None:
             self.session.tick()
-        elif self.optimizers.trains_without_loader(max(_NO_GRADIENT_LOOP_S, self._seconds)):
+        elif self.optimizers.trains_without_loader(max(_NO_GRADIENT_LOOP_S, self._seconds), self._passive_at or 0.0):
             raise TrialsDoneError
 
     def close(self) -> None:
