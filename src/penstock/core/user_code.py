@@ -22,6 +22,8 @@ def is_users(file: str) -> bool:
     >>> is_users("/home/me/train.py"), is_users(os.__file__), is_users("<string>"), is_users(__file__)
     (True, False, False, False)
     """
+    if file.startswith("<ipython-input-"):  # a cell
+        return True
     return not (file.startswith(("<", PACKAGE_FOLDER, *_torch_folders())) or _INSTALLED.search(file))
 
 
