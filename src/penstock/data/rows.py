@@ -284,7 +284,10 @@ class RowSource(Source):
             spans = f"in groups of {min(groups)} to {max(groups)}"
             raise SourceError(f"{self.where}: it states {sum(groups)} rows, {spans}")
         self._fields = common_fields(files)
-        self._own_fields = [file.fields for file in files]
+        dtypes = [{name: field.dtype for name, field in file.fields.items()} for file in files]
+        wide = {name: field.dtype for name, field in self._fields.items()}
+        self._narrow = {number: own for number, own in enumerate(dtypes) if own != wide}
+        """The dtypes in files of which some are widened."""
         self._nulls = null_values(null or {}, self._fields)
         self._files = ConcatIndex(len(file.groups) for file in files)
         self._parts = ConcatIndex(groups)
@@ -408,12 +411,11 @@ class RowSource(Source):
     def _unpack(self, number: int) -> _Group:
         """Return a group's columns, or why it cannot be unpacked."""
         file, place = self._files.locate(number)
-        pieces, counts, nbytes = [], [], 0
+        pieces, counts, nbytes, narrow = [], [], 0, self._narrow.get(file)
         try:
             for count, columns, cost in self.read_group(file, place, [*self._fields]):
                 if count:
-                    named = zip(self._fields, columns, strict=True)
-                    pieces.append([self._widened(file, name, column) for name, column in named])
+                    pieces.append(self._widened(narrow, columns) if narrow else columns)
                     counts.append(count)
                 nbytes += cost
                 if nbytes > self._max_record_nbytes:
@@ -432,11 +434,14 @@ class RowSource(Source):
             return _Group(failure=f"its group has {sum(counts)} rows, and {stated} in the file's metadata")
         return _Group(ConcatIndex(counts), pieces, nbytes)
 
-    def _widened(self, file: int, name: str, column: Column) -> Column:
-        """Return a column in the type that all files have."""
-        dtype = self._fields[name].dtype
-        is_wide = self._own_fields[file][name].dtype == dtype
-        return column if is_wide else Column(partial(_take_as, dtype, column.take), column.has_nulls)
+    def _widened(self, narrow: Mapping[str, str], columns: Sequence[Column]) -> list[Column]:
+        """Return columns in the types that all files have."""
+        return [
+            column
+            if narrow[name] == field.dtype
+            else Column(partial(_take_as, field.dtype, column.take), column.has_nulls)
+            for (name, field), column in zip(self._fields.items(), columns, strict=True)
+        ]
 
     def _broken(self, number: int, row: int, reason: str) -> RecordError:
         file, place = self._files.locate(number)
@@ -450,7 +455,7 @@ class _Group:
 
     parts: ConcatIndex = field(default_factory=lambda: ConcatIndex(()))
     """The rows of each piece."""
-    pieces: list[list[Column]] = field(default_factory=list)
+    pieces: list[Sequence[Column]] = field(default_factory=list)
     nbytes: int = 0
     failure: str = ""
     """Why there are none."""

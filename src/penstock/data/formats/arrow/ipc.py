@@ -187,8 +187,9 @@ class _MappedFile:
 
     def _check(self, spans: Iterable[tuple[int, int]]) -> None:
         """Raise SourceError if batches that are compressed, and their dictionaries, take too much memory."""
-        messages = (_message(self._data, *span) for span in spans)
-        nbytes = self._file.dictionary_nbytes + sum(unpacked_nbytes(message) or 0 for message in messages)
+        nbytes = self._file.dictionary_nbytes
+        for begin, end in spans:
+            nbytes += unpacked_nbytes(_message(self._data, begin, end)) or 0
         if nbytes > self._most_nbytes:
             raise SourceError(
                 f"its batch has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
