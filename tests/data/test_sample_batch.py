@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import RecordError
-from penstock.data.formats.tfrecord.example import parse_feature_lists
-from penstock.data.formats.tfrecord.protobuf_wire import field, varint_of
+from penstock.data.formats.tfrecord.example import field, parse_feature_lists, varint_of
 from penstock.data.source import Source
 
 COUNT = 300
@@ -210,17 +209,6 @@ def test_what_is_read_ahead_is_given_once_and_to_its_own_source_alone() -> None:
     assert (source.batches, other.batches) == ([[0, 1]], [[2]])
     with source.fetching([0]):
         assert source[0] is not source[0]
-
-
-def test_a_large_lmdb_file_whose_keys_are_numbers_is_read_without_listing_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lmdb(tmp_path, lambda at: 1900).close()
-    monkeypatch.setattr("penstock.data.formats.lmdb.source.list_keys", lambda *_: pytest.fail("keys are listed"))
-    source = penstock.open(tmp_path / "a.lmdb")
-    assert len(source) == COUNT, "__len__ is no sample"
-    assert [one["key"] for one in source.__getitems__([12, COUNT - 1])] == [b"12", b"%d" % (COUNT - 1)]
-    source.close()
 
 
 def test_steps_that_are_alike_are_parsed_as_those_that_are_not() -> None:

@@ -23,9 +23,8 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.data.formats import stored_fields
 from penstock.data.formats.stored_fields import fields_from_json, fields_to_json, from_bytes, to_bytes
-from penstock.data.formats.tfrecord.example import Values, serialize_entry
-from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
-from penstock.data.formats.tfrecord.protobuf_wire import field as wire_field
+from penstock.data.formats.tfrecord.example import MalformedError, Values, serialize_entry
+from penstock.data.formats.tfrecord.example import field as wire_field
 from penstock.data.schema import Field, Sample, Schema, Selection, fitted
 
 MARK = "__penstock__"

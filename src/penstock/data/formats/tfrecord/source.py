@@ -16,9 +16,16 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError
 from penstock.core.per_process import PerProcess
-from penstock.data.formats.tfrecord import record_index
-from penstock.data.formats.tfrecord.example import Steps, Values, parse_feature_lists, parse_features
-from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath, parsed_nbytes
+from penstock.data.formats.tfrecord.example import (
+    MalformedError,
+    Steps,
+    Values,
+    parse_alike,
+    parse_feature_lists,
+    parse_features,
+    parse_usual,
+    parsed_nbytes,
+)
 from penstock.data.formats.tfrecord.features import (
     MARK,
     SchemaEncoder,
@@ -31,11 +38,13 @@ from penstock.data.formats.tfrecord.framing import (
     FRAME_NBYTES,
     HEADER,
     AlikeRecords,
+    check_header,
     load_checksum,
     read_frames,
+    scan_offsets,
+    too_long_message,
     too_short_message,
 )
-from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
 from penstock.data.rows import ConcatIndex
 from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
@@ -74,8 +83,7 @@ def open_files(
         storage: opens them.
         fields: which features a sample gets.
         errors: what a stream does with broken records.
-        index: read by number. The records' places are found once, now, or read from FILE.idx where one is that fits:
-            as `tfrecord2idx` of NVIDIA DALI or of the `tfrecord` package writes it. Not for gzipped files.
+        index: read by number. The records' places are found now, from their lengths. Not for gzipped files.
         check: verify checksums.
         raw: a sample is {"record": bytes}; nothing is parsed.
         text: features that are UTF-8: str instead of bytes.
@@ -97,7 +105,7 @@ def open_files(
         if isinstance(features, str):
             raise OptionError(f"{option}={features!r} has to be a list of features, as in [{features!r}]")
     if not isinstance(index, bool):
-        raise OptionError(f"index={index!r} is neither True nor False; tools named tfrecord2idx write FILE.idx")
+        raise OptionError(f"index={index!r} is neither True nor False: with True the records' places are found now")
     if check:
         load_checksum()
     parse = RecordParser(
@@ -130,10 +138,6 @@ class RecordParser:
         chosen = self.fields.chosen
         return None if chosen is None else with_shape_features([name for _, name in chosen])
 
-    @cached_property
-    def _places(self) -> ExampleFastPath:
-        return ExampleFastPath(self._wanted)
-
     def sample(self, record: bytes) -> Sample:
         """Return a record's sample.
 
@@ -144,7 +148,7 @@ class RecordParser:
             return {"record": record}
         if len(record) > _HARMLESS_NBYTES and (nbytes := parsed_nbytes(record)) > self.most:
             raise MalformedError(f"parsing it may take {nbytes} bytes; {self.most} are the most (max_record_nbytes)")
-        features: Mapping[str, Values | None] | None = self._places.parse_usual(record)
+        features: Mapping[str, Values | None] | None = parse_usual(record, self._wanted)
         lists: dict[str, Steps] = {}
         if features is None:
             features, lists = parse_features(record, self._wanted), parse_feature_lists(record, self._wanted)
@@ -171,7 +175,7 @@ class RecordParser:
         if self.raw:
             return [{"record": record} for record in records.data]
         try:
-            found = self._places.parse_alike(records.data, records.rows)
+            found = parse_alike(records.data, records.rows, self._wanted)
             if found is None or MARK in found:
                 return None
             columns = {name: self._column(name, values) for name, values in found.items()}
@@ -242,13 +246,9 @@ class IndexedTFRecords(Source):
         self._paths = paths
         self._parse = parse
         self._check = check
-        self._begins = [self._offsets(path) for path in paths]
+        self._begins = [scan_offsets(path, load_checksum() if check else None) for path in paths]
         self._parts = ConcatIndex(len(begins) - 1 for begins in self._begins)
         self._files = PerProcess(OpenDescriptors, OpenDescriptors.close)
-
-    def _offsets(self, path: str) -> np.ndarray:
-        found = record_index.load(path)
-        return record_index.scan_offsets(path, load_checksum() if self._check else None) if found is None else found
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -260,21 +260,17 @@ class IndexedTFRecords(Source):
         begin, end = (int(at) for at in self._begins[part][number : number + 2])
         length = end - begin - FRAME_NBYTES
         if length > self._parse.most:
-            raise RecordError(
-                path, begin, number, f"{length} bytes; {self._parse.most} are the most (max_record_nbytes)"
-            )
+            raise RecordError(path, begin, number, too_long_message(length, self._parse.most))
         found = self._files.get().read(path, begin, end - begin)
         if len(found) < end - begin:
             raise RecordError(path, begin, number, too_short_message(length, len(found)))
-        stated_length, of_length = HEADER.unpack_from(found)
-        (of_record,) = FOOTER.unpack_from(found, len(found) - FOOTER.size)
+        checksum = load_checksum() if self._check else None
+        stated = check_header(path, begin, number, found[: HEADER.size], checksum)
+        if stated != length:
+            raise RecordError(path, begin, number, f"it is {stated} bytes long, and was {length} when it was opened")
         record = found[HEADER.size : -FOOTER.size]
-        if stated_length != length:
-            raise RecordError(path, begin, number, f"it is {stated_length} bytes long, and {length} in the index")
-        if self._check:
-            checksum = load_checksum()
-            if checksum(found[:8]) != of_length or checksum(record) != of_record:
-                raise RecordError(path, begin, number, "its checksum is wrong")
+        if checksum is not None and checksum(record) != FOOTER.unpack_from(found, len(found) - FOOTER.size)[0]:
+            raise RecordError(path, begin, number, "the checksum of its data is wrong")
         try:
             return self._parse.sample(record)
         except ValueError as error:
