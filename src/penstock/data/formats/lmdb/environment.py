@@ -4,8 +4,8 @@ The lmdb package refuses to open a file twice in a process, and a forked process
 refusal. So sources share what a process has open, and a forked process closes what it inherited before it opens it
 anew. Nothing else is closed while it may be in use: an environment ends with the last source or read that holds it.
 
-LMDB's C code trusts the bytes of a file. What is cheap is checked first: the two pages of metadata, and that the file
-has the pages that the newest one counts. `check` has the package's verifier look at every page, without that C code.
+LMDB's C code trusts the bytes of a file. What is cheap is checked first: the first page of metadata, and that the file
+has the pages that the newest one counts. `find_problem` looks at every page, without that C code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.core.errors import RecordError, SourceError
@@ -25,6 +25,8 @@ from penstock.data.storage.open_descriptors import OwnedDescriptor
 _META = struct.Struct("=16xII16xI")
 """Of a file's first page: its magic, its version, the bytes of a page."""
 _MAGIC = 0xBEEFC0DE
+_PAGE_NBYTES = [1 << bits for bits in range(9, 17)]
+"""Others have LMDB divide by 0."""
 _DATABASES = 64
 """The most databases inside one file that a process reads."""
 
@@ -43,7 +45,12 @@ class Environment:
         self._lmdb = need("lmdb", "lmdb")
         try:
             self._opened = OwnedDescriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            _check_meta(path, os.read(self._opened.number, _META.size))
+            head = os.read(self._opened.number, _META.size).ljust(_META.size, b"\0")
+            magic, _, page_nbytes = _META.unpack(head)
+            if magic != _MAGIC or page_nbytes not in _PAGE_NBYTES:
+                raise SourceError(
+                    f"{path}: it is no LMDB file of a machine with this byte order, or its head is damaged"
+                )
             self.lmdb = self._lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=_DATABASES)
             needed = (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
         except OSError as error:
@@ -52,23 +59,17 @@ class Environment:
             hint = "; close it there" if "already open" in str(error) else ""
             raise SourceError(f"{path} cannot be read by LMDB: {str(error).rstrip('.')}{hint}") from error
         self.nbytes = os.fstat(self._opened.number).st_size
-        if self.nbytes < needed:  # pages that were freed before they were ever written are missing in sound files, too
-            problem = find_problem(path)
-            if problem:
-                self.lmdb.close()  # the error holds it, and it could not be opened a second time
-                raise SourceError(f"{path} is truncated: it counts {needed} bytes, and has {self.nbytes}; {problem}")
+        # Pages that were freed before they were ever written are missing in sound files, too.
+        if self.nbytes < needed and (problem := find_problem(path)):
+            self.lmdb.close()  # the error holds it, and it could not be opened a second time
+            raise SourceError(f"{path} is truncated: it counts {needed} bytes, and has {self.nbytes}; {problem}")
 
     @contextlib.contextmanager
-    def reading(self, database: str | None, *, buffers: bool = False, keys: Sequence[bytes] = ()) -> Iterator[Any]:
-        """Read in a transaction.
-
-        Args:
-            database: the name of one inside the file; None for the file's own.
-            buffers: give views in place of bytes.
-            keys: what is read, for messages.
+    def reading(self, database: str | None, *, buffers: bool = False, key: bytes = b"") -> Iterator[Any]:
+        """Read in a transaction of a database inside the file; None is the file's own. `buffers` gives views.
 
         Raises:
-            RecordError: these cannot be read.
+            RecordError: `key`, or one near it, cannot be read.
             SourceError: the database cannot be read, or the file has become shorter, and to read it would end the
                 process.
         """
@@ -79,19 +80,18 @@ class Environment:
             with self.lmdb.begin(self.database(database), buffers=buffers) as transaction:
                 yield transaction
         except self._lmdb.Error as error:
-            if keys:
-                raise RecordError(self.path, -1, b", ".join(keys)[:80], str(error)) from error
+            if key:
+                raise RecordError(self.path, -1, key, str(error)) from error
             raise SourceError(f"{self.path} cannot be read by LMDB: {error}") from error
 
     def database(self, name: str | None) -> Any:
-        """Return the package's handle of a database inside the file; None is the file's own.
+        """Return the package's handle of a database inside the file.
 
         Raises:
             SourceError: there is none of this name, or it has several values for a key.
         """
-        found = self._databases.get(name)
-        if found is not None:
-            return found
+        if (known := self._databases.get(name)) is not None:
+            return known
         try:
             with _lock:
                 found = self.lmdb.open_db(None if name is None else name.encode(), create=False)
@@ -110,11 +110,9 @@ class Environment:
         found = []
         with self.lmdb.begin() as reading:
             for key in reading.cursor().iternext(values=False) if among is None else among:
-                try:
+                with contextlib.suppress(self._lmdb.Error):  # an entry with a value
                     self.lmdb.open_db(key, reading, create=False)
-                except self._lmdb.Error:  # an entry with a value
-                    continue
-                found.append(key.decode("utf-8", "replace"))
+                    found.append(key.decode("utf-8", "replace"))
                 if len(found) == _DATABASES:
                     break
         return found
@@ -149,17 +147,6 @@ def open_environment(path: str) -> Environment:
         if found is None:
             found = _opened[key] = Environment(path)
         return found
-
-
-def _check_meta(path: str, raw: bytes) -> None:
-    """Raise SourceError unless a file begins as LMDB's do: other page sizes have LMDB divide by 0."""
-    if len(raw) < _META.size:
-        raise SourceError(f"{path}: it has {len(raw)} bytes, and lacks the two pages of metadata")
-    magic, _, page_nbytes = _META.unpack(raw)
-    if magic != _MAGIC:
-        raise SourceError(f"{path}: it is no LMDB file of a machine with this byte order")
-    if page_nbytes not in (1 << bits for bits in range(9, 17)):
-        raise SourceError(f"{path}: its pages cannot have {page_nbytes} bytes")
 
 
 _lock = threading.RLock()

@@ -5,10 +5,13 @@
     any other                              the sample is {"key": bytes, "value": bytes}; `.map` decodes it
 
 Samples are in the order of their keys; shorter keys come first, so that 2 comes before 10. Entries that describe the
-others (a length, a list of keys) are left out; see bookkeeping.py. No value is ever unpickled.
+others are left out: __len__, __length__, __keys__, __meta__, num-samples; and where the first key begins with a digit,
+len, length, keys and meta. No value is ever unpickled.
 
-Keys that are no numbers are listed when the first sample is read; see keys.py. A batch is read in one transaction; a
-pass in order follows a cursor. Nobody may write a file while it is read.
+Keys that are numbers without gaps, 0, 1, 2, ... or 0000, 0001, 0002, ..., are recognised by a few of them and their
+count. Others are listed once, when the first sample is read, or by our loader before its workers start: the lmdb
+package touches every page of the file for that. A batch is read in one transaction. Nobody may write a file while it is
+read.
 
 LMDB's C code trusts a file, and a damaged one may bring the process down. What environment.py checks on opening finds
 files that are cut off. The rest is for `check=True`, or for the loader, whose workers may die: it names the sample.
@@ -21,7 +24,7 @@ import itertools
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -29,9 +32,7 @@ import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.formats.lmdb.bookkeeping import bookkeeping_keys
 from penstock.data.formats.lmdb.environment import Environment, find_problem, open_environment
-from penstock.data.formats.lmdb.keys import Keys, check_values, list_keys, numbered_keys
 from penstock.data.formats.tfrecord.features import SchemaEncoder
 from penstock.data.formats.tfrecord.source import RecordParser
 from penstock.data.optional import need
@@ -46,6 +47,13 @@ _PREFIX = struct.Struct("<4sI")
 _COMMIT_NBYTES = 16 << 20
 _BLOCK = 1 << 14
 """Samples that a pass in order reads in one transaction."""
+_NAMES = (b"__len__", b"__length__", b"__keys__", b"__meta__", b"num-samples")
+_WORDS = (b"len", b"length", b"keys", b"meta")
+"""Of entries that describe the others; a vocabulary has such words, too."""
+_DATABASE_NBYTES = 48
+"""What an entry holds that is a database."""
+_STEPS = [1 << power for power in range(8)]
+"""How far from the last of unpadded numbers keys are looked up, on both sides: as many as are missing are above it."""
 
 
 def open_files(
@@ -78,6 +86,50 @@ def open_files(
     return LMDBSource(files, paths[0] if len(paths) == 1 else f"{paths[0]} and others", fields, max_record_nbytes)
 
 
+class _Keys:
+    """Keys in two objects, however many they are: forked workers share their memory."""
+
+    def __init__(self, keys: list[bytes]) -> None:
+        self._data = b"".join(keys)
+        self._ends = np.cumsum([0, *map(len, keys)])
+        width = len(keys[0]) if keys else 1
+        self._rows = np.frombuffer(self._data, f"V{width}") if {*map(len, keys)} == {width} else None
+
+    def take(self, numbers: Sequence[int]) -> list[bytes]:
+        if self._rows is not None:
+            return self._rows[numbers].tolist()  # type: ignore[no-any-return]
+        begins, ends = self._ends[numbers].tolist(), self._ends[np.array(numbers, np.int64) + 1].tolist()
+        return [self._data[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+class _Numbers:
+    """Keys 0, 1, 2, ... with zeros before them up to a width."""
+
+    def __init__(self, width: int) -> None:
+        self._format = b"%%0%dd" % width
+
+    def take(self, numbers: Sequence[int]) -> list[bytes]:
+        form = self._format
+        return [form % number for number in numbers]
+
+
+def _numbers(cursor: Any, count: int, without: Set[bytes]) -> _Numbers | None:
+    """Return the keys that `count` entries have if they are numbers without gaps, as far as a few of them tell."""
+    if not count or not cursor.first() or bytes(cursor.key()).strip(b"0"):
+        return None
+    width = len(cursor.key())
+    keys = _Numbers(width)
+    (last,) = keys.take([count - 1])
+    end = last if width > 1 else max(last, b"9" * (len(last) - 1))  # of 0 to 120 the last is 99
+    if len(last) > width > 1 or not cursor.set_key(end) or (cursor.next() and bytes(cursor.key()) not in without):
+        return None
+    if width == 1:
+        below = keys.take([count - step for step in _STEPS if step <= count])
+        above = keys.take([count - 1 + step for step in _STEPS])
+        return keys if all(map(cursor.set_key, below)) and not any(map(cursor.set_key, above)) else None
+    return keys
+
+
 class _File:
     """A database of a file."""
 
@@ -91,51 +143,72 @@ class _File:
         environment = self.environment.get()
         self.nbytes = environment.nbytes
         with environment.reading(database, buffers=True) as reading:
-            self.count = int(reading.stat(environment.database(database))["entries"])
-            if self.count > self.nbytes:
-                raise SourceError(f"{path} states {self.count} entries, which need more bytes than it has")
+            entries = int(reading.stat(environment.database(database))["entries"])
+            if entries > self.nbytes:
+                raise SourceError(f"{path} states {entries} entries, which need more bytes than it has")
             cursor = reading.cursor()
-            check_values(environment, [cursor.item()] if cursor.first() else [])
+            first = cursor.first()
+            self._refuse_databases([cursor.item()] if first else [])
             self.is_packed = bytes(cursor.value()[: len(_MAGIC)]) == _MAGIC
-            flags = environment.database(database).flags()
-            self._without = bookkeeping_keys(cursor, self.count, reverse_key=flags["reverse_key"])
-            self.count -= len(self._without)
-            self._keys: Keys | None = None if check else numbered_keys(cursor, self.count, self._without)
+            names = _NAMES + _WORDS if bytes(cursor.key())[:1].isdigit() else _NAMES
+            self._without = frozenset(key for key in names if cursor.set_key(key))
+            self.count = entries - len(self._without)
+            numbers = None if check else _numbers(cursor, self.count, self._without)
+        self._keys: _Keys | _Numbers | None = numbers
+        self.is_in_order = numbers is not None and len(numbers.take([0])[0]) > 1
+        """Whether a cursor meets the samples in their order, and nothing between, once keys are listed."""
 
-    def keys(self) -> Keys:
+    def keys(self) -> _Keys | _Numbers:
         """Return its keys.
 
         Raises:
             SourceError: the file is damaged, or holds databases.
         """
         if self._keys is None:  # two threads may both list them: a lock would have to cross forks
-            self._keys = list_keys(self.environment.get(), self.database, self._without)
+            environment, keys, found = self.environment.get(), list[bytes](), 0
+            with environment.reading(self.database, buffers=True) as reading:
+                entries = itertools.islice(reading.cursor(), self.count + len(self._without) + 1)
+                for found, (key, value) in enumerate(entries, 1):  # noqa: B007  pages may lie in a circle: not all
+                    if len(value) == _DATABASE_NBYTES:
+                        self._refuse_databases([(key, value)])
+                    if (own := bytes(key)) not in self._without:
+                        keys.append(own)
+            if len(keys) != self.count or not all(keys):
+                raise SourceError(f"{self.path}: it states {self.count} samples, and has {len(keys)}; it is corrupt")
+            ordered = sorted(keys, key=len)
+            self.is_in_order = found == len(keys) and ordered == keys
+            self._keys = _Keys(ordered)
         return self._keys
+
+    def _refuse_databases(self, entries: list[tuple[Any, Any]]) -> None:
+        """Raise SourceError if an entry is not a value but a database."""
+        maybe = [bytes(key) for key, value in entries if len(value) == _DATABASE_NBYTES]
+        if names := self.environment.get().database_names(maybe) if maybe else None:
+            raise SourceError(f"{self.path}: it holds databases ({', '.join(names)[:200]}); pass database=")
 
     def can_follow_cursor(self, most: int) -> bool:
         """Return whether a cursor meets its samples in their order, none of which has to be looked at."""
-        return not self.count or (self.nbytes <= most and self.keys().is_in_order and not self.is_packed)
+        if self.is_packed or self.nbytes > most:
+            return not self.count
+        self.keys()
+        return self.is_in_order
 
-    def values(self, numbers: list[int], most: int) -> tuple[list[bytes], list[bytes]]:
+    def values(self, numbers: Sequence[int], most: int) -> tuple[list[bytes], list[bytes]]:
         """Return the keys of some samples and their values, read in one transaction.
 
         Raises:
             RecordError: a value is not there, or has more than `most` bytes.
         """
-        keys = self.keys().take(numbers)
-        copies = self.nbytes <= most
-        with self.environment.get().reading(self.database, buffers=not copies, keys=keys) as reading:
+        keys, copies = self.keys().take(numbers), self.nbytes <= most
+        with self.environment.get().reading(self.database, buffers=not copies, key=keys[0] if keys else b"") as reading:
             values = list(map(reading.get, keys))
-            if not all(values) and None in values:
-                reason = "it is missing, and there are as many keys as numbers; check=True lists those that are there"
-                raise RecordError(self.path, -1, keys[values.index(None)], reason)
-            if not copies:
-                for key, value in zip(keys, values, strict=True):
-                    if len(value) > most:
+            for key, value in zip(keys, values, strict=True) if not copies or not all(values) else ():
+                if value is None or len(value) > most:
+                    reason = "it is missing, though keys seem to be all numbers; check=True lists those that are there"
+                    if value:
                         reason = f"{len(value)} bytes are more than max_record_nbytes={most}"
-                        raise RecordError(self.path, -1, key, reason)
-                values = list(map(bytes, values))
-            return keys, values
+                    raise RecordError(self.path, -1, key, reason)
+            return keys, values if copies else list(map(bytes, values))
 
 
 class LMDBSource(Source):
@@ -146,6 +219,7 @@ class LMDBSource(Source):
     def __init__(self, files: Sequence[_File], where: str, fields: Selection, max_record_nbytes: int) -> None:
         self.where = where
         self._files = tuple(files)
+        self._paths = [file.path for file in files]
         self._fields = fields
         self._parse = RecordParser(fields=fields, most=max_record_nbytes)
         self._most = max_record_nbytes
@@ -163,47 +237,16 @@ class LMDBSource(Source):
     def read(self, index: int) -> Sample:
         """Return a sample; its arrays are its own, and may be written to."""
         number, own = self._parts.locate(index)
-        return self._read_file(self._files[number], [own])[0]
+        return self._samples(self._files[number], [own])[0]
 
     def read_many(self, indices: np.ndarray) -> list[Sample]:
         """Return samples, those of a file read in one transaction."""
         parts = self._parts.split(indices)
-        return put_in_order(
-            [(at, self._read_file(self._files[number], own.tolist())) for number, at, own in parts], len(indices)
-        )
-
-    def _read_file(self, file: _File, numbers: list[int]) -> list[Sample]:
-        keys, values = file.values(numbers, self._most)
-        if file.is_packed:
-            return [self._unpacked(file, key, value) for key, value in zip(keys, values, strict=True)]
-        columns = {"key": keys, "value": values}
-        if self._fields.chosen is None:
-            return samples_of([*columns], [*columns.values()])
-        names = self._fields.names(columns, self.where)
-        return samples_of([*names], [columns[own] for own in names.values()])
-
-    def _unpacked(self, file: _File, key: bytes, value: bytes) -> Sample:
-        try:
-            record = value[_PREFIX.size :]
-            if value[: _PREFIX.size] != _PREFIX.pack(_MAGIC, zlib.crc32(record)):
-                raise SourceError("its CRC-32 does not match")
-            return self._parse.sample(record)
-        except ValueError as error:
-            raise RecordError(file.path, -1, key, str(error)) from error
-
-    def _read_batch(self, indices: Sequence[int]) -> list[Sample]:
-        with contextlib.suppress(SourceError, TypeError, ValueError):  # raised again below, if it is an error
-            # A sum has the widest type of what is in it.
-            if len(self._files) == 1 and type(sum(indices)) is int and min(indices) >= 0 and max(indices) < len(self):
-                return self._read_file(self._files[0], [*indices])
-        return super()._read_batch(indices)
-
-    def ready(self, indices: np.ndarray) -> np.ndarray:
-        """Return none: LMDB may crash on each."""
-        return indices[:0]
+        found = [(at, self._samples(self._files[number], own.tolist())) for number, at, own in parts]
+        return put_in_order(found, len(indices))
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield all samples, in order; see `Source`."""
+        """Yield all samples, in order; by a cursor where it meets them so, and none has to be looked at."""
         if self._fields.chosen is not None or not all(file.can_follow_cursor(self._most) for file in self._files):
             yield from super().__iter__()
             return
@@ -224,13 +267,38 @@ class LMDBSource(Source):
             start = block.stop
         self._stop = 0
 
-    def read_paths(self) -> Sequence[str]:
-        """Return the files that samples are read from."""
-        return [file.path for file in self._files]
+    def _read_batch(self, indices: Sequence[int]) -> list[Sample]:
+        with contextlib.suppress(SourceError, TypeError, ValueError):  # raised again below, if it is an error
+            # A sum has the widest type of what is in it.
+            if len(self._files) == 1 and type(sum(indices)) is int and min(indices) >= 0 and max(indices) < len(self):
+                return self._samples(self._files[0], [*indices])
+        return super()._read_batch(indices)
+
+    def _samples(self, file: _File, numbers: Sequence[int]) -> list[Sample]:
+        keys, values = file.values(numbers, self._most)
+        if file.is_packed:
+            return [self._unpacked(file, key, value) for key, value in zip(keys, values, strict=True)]
+        names = {"key": "key", "value": "value"}
+        if self._fields.chosen is not None:
+            names = self._fields.names(names, self.where)
+        return samples_of([*names], [keys if own == "key" else values for own in names.values()])
+
+    def _unpacked(self, file: _File, key: bytes, value: bytes) -> Sample:
+        try:
+            record = value[_PREFIX.size :]
+            if value[: _PREFIX.size] != _PREFIX.pack(_MAGIC, zlib.crc32(record)):
+                raise SourceError("its CRC-32 does not match")
+            return self._parse.sample(record)
+        except ValueError as error:
+            raise RecordError(file.path, -1, key, str(error)) from error
+
+    def ready(self, indices: np.ndarray) -> np.ndarray:
+        """Return none: LMDB may crash on each."""
+        return indices[:0]
 
     def path_of(self, index: Any) -> str:
         """Return the file that a sample is read from."""
-        return self._files[self._parts.locate(index)[0]].path
+        return self._paths[self._parts.locate(index)[0]]
 
     def close(self) -> None:
         """Close this process's files."""
