@@ -6,13 +6,13 @@ from penstock.data.format import Format, Implementation
 
 
 def _load() -> Implementation:
-    from penstock.data.formats.tar import schema_member, source
+    from penstock.data.formats.tar import fields, source
 
     return Implementation(
         open_files=source.open_files,
         writer=source.TarWriter,
         concat_files=source.concat_files,
-        why_unsupported=schema_member.why_unsupported,
+        why_unsupported=fields.why_unsupported,
     )
 
 

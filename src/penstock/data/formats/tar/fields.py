@@ -17,6 +17,11 @@ The last part of a suffix decides what the member holds:
     jpg jpeg png webp            bytes, as a picture's size is the decoder's business; `decode="images"` makes pixels of
                                  them, uint8[3, height, width], see `image_codec`
     anything else                bytes; pickles, too, which nobody should load
+
+Archives that penstock wrote begin with a comment (in a pax header, which other programs skip) of JSON, {"penstock": 2,
+"suffixes": {NAME: suffix}}: a sample then has the names of its fields. Text lies in NAME.txt, bytes in NAME.bin, an
+int64 in NAME.cls and all else in NAME.npy; NAME stands alone where it ends on such a suffix already. A text `__key__`
+is the key.
 """
 
 from __future__ import annotations
@@ -25,15 +30,16 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.formats import stored_fields
 from penstock.data.formats.images import image_codec
 from penstock.data.formats.npy_header import NBYTES, is_npy, read_header, write_header
-from penstock.data.schema import Sample, Selection
+from penstock.data.schema import Field, Sample, Schema, Selection
 
 KEY = "__key__"
 """The field that is a sample's name."""
@@ -46,6 +52,7 @@ TEXT = ("txt", "text", "transcript")
 JSON = ("json", "jsn")
 PICTURES = ("jpg", "jpeg", "png", "webp")
 _METADATA = re.compile(r"__[^/]*__($|/)")
+_VERSION = 2
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -78,6 +85,7 @@ class BySuffix:
         fields: which suffixes a sample gets; one may be several, of which the first that is there is taken: "jpg;png".
         decode: as in the table above, "images" decodes images too; False leaves everything as bytes.
         parse_json: parse JSON; else it is text.
+        as_numpy: make NumPy's int64 of integers, as penstock was given them.
 
     >>> BySuffix(fields=Selection.of({"y": "cls"})).sample("0001", {"cls": b"7"})
     {'y': 7}
@@ -86,6 +94,30 @@ class BySuffix:
     fields: Selection
     decode: Decode = True
     parse_json: bool = False
+    as_numpy: bool = False
+
+    def of_archive(self, comment: str) -> BySuffix:
+        """Return what makes samples of an archive with a comment: by the names of fields, if penstock wrote it.
+
+        Raises:
+            SourceError: penstock wrote it, and it is damaged or of another version; or it has no such fields.
+
+        >>> by = BySuffix(fields=Selection()).of_archive(to_comment({"y": "y.txt"}))
+        >>> by.sample("0", {"y.txt": b"a"})
+        {'y': 'a'}
+        """
+        if not comment.startswith('{"penstock":'):
+            return self
+        try:
+            found = json.loads(comment)
+            if found["penstock"] != _VERSION:
+                raise SourceError(f"another version of penstock wrote it: {str(found['penstock'])[:20]}")
+            suffixes = {name: suffix.lower() for name, suffix in found["suffixes"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SourceError(f"its comment on its fields cannot be understood: {error}") from error
+        names = self.fields.names([*suffixes, *([KEY] if self.fields.chosen else [])], "it")
+        chosen = tuple((own, suffixes.get(name, name)) for own, name in names.items())
+        return replace(self, fields=Selection(chosen), as_numpy=True)
 
     def wants(self, suffix: str) -> bool:
         """Return whether members with this suffix are read."""
@@ -117,7 +149,7 @@ class BySuffix:
         ending = suffix.rpartition(".")[2]
         try:
             if ending in INTEGER:
-                return parse_integer(data)
+                return np.int64(parse_integer(data)) if self.as_numpy else parse_integer(data)
             if ending in TEXT:
                 return data.decode()
             if ending in JSON:
@@ -127,7 +159,7 @@ class BySuffix:
             if ending == "npy":
                 array = decode_npy(data)
                 return array[()] if array.ndim == 0 else array
-        except (ValueError, RecursionError) as error:  # SourceError is a ValueError
+        except (ValueError, OverflowError, RecursionError) as error:  # SourceError is a ValueError
             raise SourceError(f"its member {suffix!r} cannot be decoded: {error}") from error
         return data
 
@@ -145,6 +177,65 @@ def parse_integer(data: bytes) -> int:
     if not -(1 << 63) <= value < 1 << 64:
         raise ValueError(f"{value} does not fit into 64 bits")
     return value
+
+
+def to_comment(suffixes: Mapping[str, str]) -> str:
+    """Return the comment of an archive that penstock writes, given the suffix of each field."""
+    return json.dumps({"penstock": _VERSION, "suffixes": suffixes}, separators=(",", ":"))
+
+
+def member_suffix(name: str, field: Field, extension: str = "bin") -> str:
+    """Return the suffix of the member that holds a field; of `__key__`, which has none, the name.
+
+    >>> member_suffix("x", Field("array", "float32", (3,))), member_suffix("jpg", Field("bytes"), "jpg")
+    ('x.npy', 'jpg')
+    """
+    if name == KEY:
+        return KEY
+    if field.kind == "text":
+        known: tuple[str, ...] = (*TEXT, *JSON)
+    elif field.kind == "bytes":
+        known = (extension, *PICTURES)
+    else:
+        known = INTEGER if (field.kind, field.dtype) == ("number", "int64") else ("npy",)
+    return name if name.rpartition(".")[2].lower() in known else f"{name}.{known[0]}"
+
+
+def encode_member(field: Field, value: Any) -> bytes:
+    """Return the bytes of a field's member.
+
+    Raises:
+        SourceError: a text is no UTF-8.
+
+    >>> encode_member(Field("number", "int64"), -3)
+    b'-3'
+    """
+    if field.kind in ("text", "bytes"):
+        return stored_fields.to_bytes(field, value)
+    return b"%d" % int(value) if (field.kind, field.dtype) == ("number", "int64") else encode_npy(value)
+
+
+def why_unsupported(schema: Schema, suffixes: Mapping[str, str] | None = None) -> str:
+    """Return why samples of this schema cannot be written so that they come back as they were; "" if they can.
+
+    >>> why_unsupported({})
+    'there are no fields, and so no members'
+    """
+    found = suffixes or {name: member_suffix(name, field) for name, field in schema.items()}
+    if not found.keys() - {KEY}:
+        return "there are no fields, and so no members"
+    for name, suffix in found.items():
+        if "/" in name or ";" in name or not name.isprintable():
+            return f"the name {name!r} cannot be part of a path, or of a choice of members"
+        if len(suffix.encode()) > 80:
+            return f"the name {name!r} is longer than 80 bytes"
+        if schema[name].kind == "bytes" and suffix.rpartition(".")[2].lower() in (*INTEGER, *TEXT, *JSON, "npy"):
+            return f"{suffix!r} would not hold bytes; choose another extension for {name!r}"
+    if len({suffix.lower() for suffix in found.values()}) < len(found):
+        return f"two of the names {', '.join(map(repr, found))} give one member"
+    if KEY in schema and schema[KEY].kind != "text":
+        return f"{KEY} has to be text"
+    return stored_fields.why_unsupported(schema)
 
 
 def encode_npy(value: np.ndarray | np.generic) -> bytes:

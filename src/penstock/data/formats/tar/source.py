@@ -1,7 +1,7 @@
 """Tar shards: members of an archive that share a name are a sample, as WebDataset has it.
 
-fields.py describes how members become samples, schema_member.py the archives that penstock wrote, and headers.py the
-archive itself, which may be gzipped. Nothing is ever extracted to disk: a path in an archive is only a name.
+fields.py describes how members become samples, and headers.py the archive itself, which may be gzipped. Nothing is ever
+extracted to disk: a path in an archive is only a name.
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, lacks_suffix, split_name
+from penstock.data.formats.tar.fields import (
+    KEY,
+    BySuffix,
+    Decode,
+    encode_member,
+    lacks_suffix,
+    member_suffix,
+    split_name,
+    to_comment,
+    why_unsupported,
+)
 from penstock.data.formats.tar.headers import BLOCK_NBYTES, END, Member, header, members, note
-from penstock.data.formats.tar.schema_member import BySchema, encode_member, member_suffix, why_unsupported
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
@@ -85,12 +94,12 @@ class TarStream(Stream):
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
         """Yield every step-th sample; of the others nothing but the headers is read."""
         with closing(SequentialReader(self._storage, shard.name)) as pieces:
-            by: BySuffix | BySchema = self._by_suffix
+            by = self._by_suffix
             current: _Gathered | None = None
             number, lacking, nameless = -1, 0, ""
             for member in members(pieces):
                 if isinstance(member, str):
-                    by = self._decoder(shard.name, member) or by
+                    by = self._of_archive(shard.name, member)
                     continue
                 parts = split_name(member.name) if member else None
                 if member and not parts:
@@ -120,10 +129,9 @@ class TarStream(Stream):
                     raise RecordError(shard.name, 0, nameless, reason)
                 warnings.warn(f"left out: {nameless!r} ... of {shard.name}: {reason}", stacklevel=2)
 
-    def _decoder(self, path: str, comment: str) -> BySchema | None:
-        by = self._by_suffix
+    def _of_archive(self, path: str, comment: str) -> BySuffix:
         try:
-            return BySchema.from_comment(comment, by.fields, by.decode) if by.decode else None
+            return self._by_suffix.of_archive(comment) if self._by_suffix.decode else self._by_suffix
         except SourceError as error:
             raise RecordError(path, 0, "of its fields", str(error)) from error
 
@@ -142,7 +150,7 @@ class TarStream(Stream):
             current.members[suffix] = pieces.take(member.nbytes)
 
 
-def _decode_sample(path: str, gathered: _Gathered, by: BySuffix | BySchema) -> Sample | RecordError:
+def _decode_sample(path: str, gathered: _Gathered, by: BySuffix) -> Sample | RecordError:
     if gathered.fault:
         return RecordError(path, gathered.offset, gathered.key, gathered.fault)
     try:
@@ -155,7 +163,7 @@ def _decode_sample(path: str, gathered: _Gathered, by: BySuffix | BySchema) -> S
 
 
 class TarWriter:
-    """Writes samples as members; see schema_member.py for how. The archive is gzipped if its name ends on .gz or .tgz.
+    """Writes samples as members; see fields.py for how. The archive is gzipped if its name ends on .gz or .tgz.
 
     Archives of the same samples are the same, byte for byte. A text field `__key__` names its sample; without it keys
     are numbers.
@@ -171,26 +179,37 @@ class TarWriter:
 
     def __init__(self, path: str, schema: Schema, *, extensions: Mapping[str, str] | None = None) -> None:
         given = extensions or {}
-        suffixes = {
-            name: member_suffix(name, one, given.get(name, "bin")) for name, one in schema.items() if name != KEY
-        }
-        why = why_unsupported(schema, suffixes)
+        self._schema = schema
+        self._suffixes = {name: member_suffix(name, one, given.get(name, "bin")) for name, one in schema.items()}
+        why = why_unsupported(schema, self._suffixes)
         if why:
             raise SourceError(f"this cannot be written as a tar archive: {why}")
-        self._layout = BySchema(schema, suffixes, Selection())
-        self._path = path
-        self._last_key = ""
-        self._count = 0
-        self._file = SequentialWriter(path)
-        self._file.write(note(self._layout.to_comment()))
+        self._members = _MemberWriter(path, to_comment(self._suffixes))
 
     def write(self, sample: Sample) -> None:
         """Add a sample."""
-        schema = self._layout.schema
-        sample = fitted(schema, sample, "this archive")
-        key = f"{self._count:09d}" if KEY not in schema else self._checked(sample[KEY])
-        for name, suffix in self._layout.suffixes.items():
-            data = encode_member(schema[name], sample[name])
+        sample = fitted(self._schema, sample, "this archive")
+        key = sample.pop(KEY, None)
+        self._members.add(
+            key, {self._suffixes[name]: encode_member(self._schema[name], one) for name, one in sample.items()}
+        )
+
+    def close(self) -> None:
+        """Finish the archive."""
+        self._members.close()
+
+
+class _MemberWriter:
+    def __init__(self, path: str, comment: str) -> None:
+        self._last_key = ""
+        self._count = 0
+        self._file = SequentialWriter(path)
+        self._file.write(note(comment))
+
+    def add(self, key: str | None, data_by_suffix: Mapping[str, bytes]) -> None:
+        """Add the members of a sample; without a key it gets its number."""
+        key = f"{self._count:09d}" if key is None else self._checked(key)
+        for suffix, data in data_by_suffix.items():
             self._file.write(header(f"{key}.{suffix}", len(data)))
             self._file.write(data)
             self._file.write(bytes(-len(data) % BLOCK_NBYTES))
@@ -208,7 +227,6 @@ class TarWriter:
         return key
 
     def close(self) -> None:
-        """Finish the archive."""
         self._file.write(END)
         self._file.close()
 
@@ -221,13 +239,13 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     """
     with closing(SequentialReader(Storage(), parts[0])) as pieces:
         comment = next(members(pieces), None)
-    layout = BySchema.from_comment(comment, Selection()) if isinstance(comment, str) else None
-    if layout is None:
+    chosen = BySuffix(fields=Selection()).of_archive(comment).fields.chosen if isinstance(comment, str) else None
+    if not isinstance(comment, str) or chosen is None:
         raise SourceError(f"{parts[0]} is no archive that penstock wrote")
-    extensions = {name: own[len(name) + 1 :] or own.rpartition(".")[2] for name, own in layout.suffixes.items()}
-    writer = TarWriter(path, layout.schema, extensions=extensions)
+    whole = _MemberWriter(path, comment)
     try:
-        for sample in open_files([*parts], Storage(), Selection(), "raise"):
-            writer.write(sample)
+        for sample in open_files([*parts], Storage(), Selection(), "raise", decode=False):
+            key = sample.pop(KEY)
+            whole.add(key if (KEY, KEY) in chosen else None, sample)
     finally:
-        writer.close()
+        whole.close()
