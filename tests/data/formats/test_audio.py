@@ -180,55 +180,16 @@ def test_files_shorter_than_a_clip_are_no_source(tmp_path: Path) -> None:
         audio(record(tmp_path / "a.wav"), frames=5000)
 
 
-def unstated_mp3(
-    path: Path, values: np.ndarray, rate: int, mode: str, *, before: bytes = b"", after: bytes = b""
-) -> Path:
-    """Write an MP3 file without the first frame, which says how many follow, as to a pipe."""
-    soundfile.write(path, values, rate, bitrate_mode=mode, compression_level=0.5)
-    data = path.read_bytes()
-    assert b"Info" in data[:50] or b"Xing" in data[:50]
-    path.write_bytes(before + data[data.index(data[:2], 4) :] + after)
-    return path
-
-
-ID3V1 = b"TAG" + bytes(125)
-ID3V2 = b"ID3\x04\x00\x00\x00\x00\x01\x10" + b"\xff\xfb\x90\x64" * 36
-JUNK = b"APETAGEX\xff\xd8\xff\xe0" * 99
-
-
-@pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("rate", [8000, 16000, 44100])
-@pytest.mark.parametrize(("before", "after"), [(b"", b""), (ID3V2, ID3V1), (b"", JUNK)])
-def test_an_mp3_file_that_does_not_state_its_length_is_read_to_its_end(
-    tmp_path: Path, channels: int, rate: int, before: bytes, after: bytes
-) -> None:
-    values = tone(20_000, channels)
-    path = unstated_mp3(tmp_path / "plain.mp3", values, rate, "CONSTANT")
-    expected = soundfile.read(path, dtype="float32", always_2d=True)[0]
-    path = unstated_mp3(tmp_path / "a.mp3", values, rate, "CONSTANT", before=before, after=after)
-    assert 20_000 <= len(expected) < 24_000
-    (sample,) = audio(path)
-    assert np.allclose(sample["audio"], expected.T, atol=1e-6, rtol=0)
-    clips = audio(path, frames=500)
-    assert len(clips) == len(expected) // 500
-    assert np.allclose(clips[-1]["audio"], expected[: len(clips) * 500][-500:].T, atol=1e-6, rtol=0)
-
-
-def test_an_mp3_file_of_which_libsndfile_would_read_a_part_is_refused(tmp_path: Path) -> None:
-    values = 0.5 * np.random.default_rng(0).standard_normal((44100, 1)).clip(-1, 1)
-    values[22050:] = 0  # of a lower bit rate than the first frame
-    path = unstated_mp3(tmp_path / "a.mp3", values, 44100, "VARIABLE")
-    assert len(soundfile.read(path)[0]) < 44100
-    with pytest.raises(
-        RecordError, match=r"no header states its 4\d+ frames, of which libsndfile would read the first 1"
-    ):
-        audio(path)[0]
-    with pytest.raises(RecordError, match="-c copy"):
-        audio(path, frames=100)
-    other = unstated_mp3(tmp_path / "b.mp3", values[::-1], 44100, "VARIABLE")
-    assert audio(other)[0]["audio"].shape[1] == len(soundfile.read(other)[0]) >= 44100
+@pytest.mark.parametrize("before", [b"", b"ID3\x04\x00\x00\x00\x00\x41\x10Info\0\0\0\x0f" + bytes(0x2088)])
+def test_an_mp3_file_that_does_not_state_its_length_is_refused_with_the_reason(tmp_path: Path, before: bytes) -> None:
+    soundfile.write(tmp_path / "a.mp3", tone(20_000), 44100, bitrate_mode="VARIABLE", compression_level=0.5)
+    data = (tmp_path / "a.mp3").read_bytes()
+    (tmp_path / "a.mp3").write_bytes(before + data)
+    (tmp_path / "b.mp3").write_bytes(before + data[data.index(data[:2], 4) :])  # without the frame that states it
+    with pytest.raises(RecordError, match=r"b\.mp3: .*does not state its length.*ffmpeg -i this.mp3 -c copy new.mp3"):
+        audio(tmp_path / "b.mp3")[0]
     with pytest.warns(UserWarning, match="left out"):
-        assert len(audio([path, other], frames=22050, errors="skip")) == 2
+        assert len(audio([tmp_path / "a.mp3", tmp_path / "b.mp3"], frames=5000, errors="skip")) == 4
 
 
 def test_a_flac_file_that_does_not_state_its_length_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@
 All files need one rate, as a batch of several would mix lengths of time: `rate=` says which (or "any"), and is that of
 the first file by default. Nothing is resampled. A file that ends before the frames that its header states is broken.
 
-Where no header states a length, that of an MP3 file is counted; see mp3_frames.py. A FLAC file is refused, and so is an
-MP3 file of which libsndfile reads a part, as it takes the bit rate of the first frame for that of all.
+A file whose header states no length is refused: of an MP3 file libsndfile guesses it from the bit rate of the first
+frame, and reads no further.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.errors import OptionError, PenstockError, RecordError, SourceError
-from penstock.data.formats.audio.mp3_frames import count_unstated
 from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.formats.folder_source import FolderSource, choose_fields, read_each
 from penstock.data.formats.media_rows import MediaRows
@@ -49,6 +48,9 @@ _UNKNOWN_NBYTES = 0x7FFF0000
 """Of a header that was written before its length was known, as by a pipe: this and more."""
 _UNKNOWN_FRAMES = 1 << 62
 """What libsndfile says where no header states a length: this and more."""
+_MP3_LENGTH = re.compile(rb"VBRI|(?:Xing|Info)...[\x01\x03\x05\x07\x09\x0b\x0d\x0f]", re.DOTALL)
+"""What the first frame of an MP3 file has that states how many follow: of the last four bits the first says so."""
+_FIRST_NBYTES = 4096
 
 
 def open_files(
@@ -157,23 +159,27 @@ def _rate(storage: Storage, path: str) -> int:
 
 
 def _length(file: Any, path: str, key: int) -> int:
-    """Return an open file's frames: those that its header states, or of an MP3 file without this those that are there.
+    """Return the frames that an open file's header states.
 
     Raises:
-        RecordError: libsndfile does not know where they end.
+        RecordError: it states none, so that nobody knows where they end.
     """
-    if file.frames >= _UNKNOWN_FRAMES:
-        ending = "mp3" if file.format in ("MP3", "MPEG") else "flac"
-        reason = "its header does not state its length, as of what is written to a pipe, or of what is broken"
-        words = f"`ffmpeg -i this.{ending} new.{ending}` writes it anew, with its length"
-        raise RecordError(path, -1, key, f"{reason}; {words}")
-    counted = count_unstated(file.name) if file.subtype == "MPEG_LAYER_III" else None
-    if counted is None:
+    ending = {"MP3": "mp3", "MPEG": "mp3"}.get(file.format, "flac")
+    if file.frames < _UNKNOWN_FRAMES and (file.subtype != "MPEG_LAYER_III" or _states_length(file.name)):
         return int(file.frames)
-    if counted > file.frames:
-        reason = f"no header states its {counted} frames, of which libsndfile would read the first {file.frames}"
-        raise RecordError(path, -1, key, f"{reason}; `ffmpeg -i this.mp3 -c copy new.mp3` adds one")
-    return counted
+    reason = "its header does not state its length, as of what is written to a pipe, or of what is broken"
+    copied = " -c copy" if ending == "mp3" else ""
+    words = f"`ffmpeg -i this.{ending}{copied} new.{ending}` writes it anew, with its length"
+    raise RecordError(path, -1, key, f"{reason}; {words}")
+
+
+def _states_length(path: str) -> bool:
+    """Return whether the first frame of an MP3 file, after an ID3v2 tag, states how many follow."""
+    with open(path, "rb") as file:
+        head = file.read(10)
+        tag = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(reversed(head[6:])))
+        file.seek(10 + tag if head.startswith(b"ID3") else 0)
+        return bool(_MP3_LENGTH.search(file.read(_FIRST_NBYTES)))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
