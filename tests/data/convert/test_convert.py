@@ -368,12 +368,10 @@ def test_sizes_that_differ_late_are_seen(tmp_path: Path) -> None:
 
 
 def test_options_of_the_writer_are_those_of_whoever_reads_it(tmp_path: Path) -> None:
-    samples = [{"tokens": np.array([70_000, number], np.uint32)} for number in range(30)]
-    source = write_samples(tmp_path / "in.lmdb", samples)
-    done = convert(source, tmp_path / "out.bin", writer_options={"dtype": "uint32"}, workers=0, verify=True, shards=2)
+    write_samples(tmp_path / "flat.lmdb", rng_flat(30))
+    options = {"delimiter": ";"}
+    done = convert(tmp_path / "flat.lmdb", tmp_path / "o.csv", writer_options=options, workers=0, verify=True, shards=2)
     assert done.samples == 30
-    write_samples(tmp_path / "flat.lmdb", rng_flat(10))
-    convert(tmp_path / "flat.lmdb", tmp_path / "o.csv", writer_options={"delimiter": ";"}, workers=0, verify=True)
 
 
 def test_what_no_format_has_room_for_is_told_with_its_field(tmp_path: Path) -> None:

@@ -132,18 +132,9 @@ def test_what_was_written_comes_back(data: Any, dtype: str, cut: int, tmp_path_f
     assert np.array_equal(np.load(folder / "all.npy"), np.concatenate([np.zeros(0, dtype), *documents]))
 
 
-def test_bare_files_are_written_and_joined(tmp_path: Path) -> None:
-    parts = [written(tmp_path / f"{number}.bin", [[number, 2], [3]]) for number in range(2)]
-    concat_files([str(part) for part in parts], str(tmp_path / "all.bin"))
-    assert [sample["tokens"].tolist() for sample in everything(tokens(tmp_path / "all.bin"))] == [
-        [0, 2],
-        [3],
-        [1, 2],
-        [3],
-    ]
-    assert np.fromfile(tmp_path / "all.bin", "<u2").tolist() == [0, 2, 3, 1, 2, 3]
-    with pytest.raises(SourceError, match="does not store"):
-        written(tmp_path / "b.bin", [], "int32")
+def test_bare_files_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"does not store what its integers are; write \.npy"):
+        written(tmp_path / "b.bin", [])
 
 
 @given(sizes=SIZES, length=st.integers(1, 9), targets=st.booleans())
@@ -381,8 +372,6 @@ def test_bare_integers_need_a_dtype(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds bare integers, and nothing says of which type; pass dtype="):
         penstock.open(path)
     assert len(everything(penstock.open(path, dtype="int32", length=500))) == 2
-    written(tmp_path / "ours.bin", [[1, 2], [3]])
-    assert len(everything(penstock.open(tmp_path / "ours.bin"))) == 2
 
 
 def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:

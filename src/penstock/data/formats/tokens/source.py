@@ -2,7 +2,7 @@
 
     train.npy        NumPy's format, integers: [tokens], or [documents, tokens of each]
     train.bin        the integers and nothing else, little endian, of type `dtype=`; or what llm.c or Megatron wrote:
-                     foreign_headers.py
+                     token_files.py
     train.idx        beside a .bin: Megatron's index, of its dtype and documents
     train.idx.npy    beside either: int64, where each document begins, counted in tokens, and where the last one ends
 
@@ -39,7 +39,7 @@ from penstock.data.formats.tokens.token_files import (
     index_path,
     write_index,
 )
-from penstock.data.schema import Errors, Sample, Schema, Selection, plain
+from penstock.data.schema import Errors, Field, Sample, Schema, Selection, plain
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
@@ -240,32 +240,25 @@ class TokenWriter:
     """Writes a new token file, and beside it where its documents lie: each sample is one.
 
     Args:
-        path: .npy, or .bin.
+        path: .npy; a .bin file is read, but not written, as nothing in it says what its integers are.
         schema: one field "tokens", integers in one dimension.
-        dtype: of a .bin file, if it is not uint16; it has to be passed to open the file, too.
 
     Raises:
         SourceError: the schema is another one, or the file cannot be made.
     """
 
-    def __init__(self, path: str, schema: Schema, *, dtype: str | None = None) -> None:
+    def __init__(self, path: str, schema: Schema) -> None:
         why = why_unsupported(schema)
-        if why:
-            raise SourceError(f"{path}: {why}")
+        if why or path.lower().endswith(".bin"):
+            raise SourceError(f"{path}: {why or 'a .bin file does not store what its integers are; write .npy'}")
         self._kind = np.dtype(schema["tokens"].dtype)
-        self._is_bare = path.lower().endswith(".bin")
-        if self._is_bare and self._kind.name != (dtype or "uint16"):
-            raise SourceError(
-                f"{path}: a .bin file does not store that its tokens are {self._kind.name}; write .npy, or pass dtype="
-            )
         self._path = path
         self._sizes = [0]
         try:
             self._file = open(path, "wb", 1 << 20)  # noqa: SIM115 - closed by `close`
         except OSError as error:
             raise SourceError(f"{path} cannot be written: {error}") from error
-        if not self._is_bare:
-            self._file.write(bytes(HEADER_NBYTES))
+        self._file.write(bytes(HEADER_NBYTES))
 
     def write(self, sample: Sample) -> None:
         """Add a document."""
@@ -274,15 +267,18 @@ class TokenWriter:
             raise SourceError(
                 f"{self._path}: a sample has to have tokens of {self._kind.name} in one dimension, and nothing else"
             )
-        self._file.write(np.ascontiguousarray(tokens, self._kind.newbyteorder("<")).data)
-        self._sizes.append(len(tokens))
+        self.add(np.ascontiguousarray(tokens, self._kind.newbyteorder("<")).data, [len(tokens)])
+
+    def add(self, tokens: bytes | memoryview, sizes: Sequence[int]) -> None:
+        """Add documents of some sizes, whose tokens are bytes as the file has them."""
+        self._file.write(tokens)
+        self._sizes += sizes
 
     def close(self) -> None:
         """Finish both files."""
         bounds = np.cumsum(self._sizes, dtype=np.int64)
-        if not self._is_bare:
-            self._file.seek(0)
-            self._file.write(write_header(self._kind, (int(bounds[-1]),)))
+        self._file.seek(0)
+        self._file.write(write_header(self._kind, (int(bounds[-1]),)))
         self._file.close()
         write_index(self._path, bounds)
 
@@ -290,7 +286,6 @@ class TokenWriter:
 def why_unsupported(schema: Schema) -> str:
     """Return why samples would not come back from a token file as they are; "" if they would.
 
-    >>> from penstock.data.schema import Field
     >>> why_unsupported({"tokens": Field("array", "uint16", (None,))})
     ''
     """
@@ -304,23 +299,13 @@ def why_unsupported(schema: Schema) -> str:
 
 def concat_files(parts: Sequence[str], path: str) -> None:
     """Make one file of several that TokenWriter made, in their order; and one of where their documents lie."""
-    is_bare = path.lower().endswith(".bin")
-    kind = np.dtype("<u2") if is_bare else TokenFile.open(parts[0], None, Storage()).dtype
-    bounds, before = [np.zeros(1, np.int64)], 0
-    with open(path, "wb") as whole:
-        if not is_bare:
-            whole.write(bytes(HEADER_NBYTES))
-        for part in parts:
-            index = TokenFile.open(index_path(part), None, Storage())
-            own = np.fromfile(index.path, "<i8", offset=index.start)
-            bounds.append(own[1:] + before)
-            before += int(own[-1])
-            with open(part, "rb") as file:
-                file.seek(0 if is_bare else HEADER_NBYTES)
-                while piece := file.read(1 << 20):
-                    whole.write(piece)
-        places = np.concatenate(bounds)
-        if not is_bare:
-            whole.seek(0)
-            whole.write(write_header(kind, (int(places[-1]),)))
-    write_index(path, places)
+    kind = TokenFile.open(parts[0], None, Storage()).dtype
+    whole = TokenWriter(path, {"tokens": Field("array", kind.name, (None,))})
+    for part in parts:
+        index = TokenFile.open(index_path(part), None, Storage())
+        whole.add(b"", np.diff(np.fromfile(index.path, "<i8", offset=index.start)).tolist())
+        with open(part, "rb") as file:
+            file.seek(HEADER_NBYTES)
+            while piece := file.read(1 << 20):
+                whole.add(piece, [])
+    whole.close()
