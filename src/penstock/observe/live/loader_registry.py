@@ -19,7 +19,6 @@ from penstock.observe.record.run_record import IteratorKind, LoaderRecord, label
 if TYPE_CHECKING:  # importing it imports torch, and the program decides when
     from penstock.loader.counters import Counters
     from penstock.observe.live.loop_snapshot import LoopSnapshot
-    from penstock.observe.record.perfetto_trace import LoaderEvents
 
 _SETTINGS = (
     "batch_size",
@@ -132,8 +131,6 @@ class RegisteredLoader:
 
     def events(self) -> LoaderEvents:
         """Return the recorded events of its batches; none if recording is off."""
-        from penstock.observe.record.perfetto_trace import LoaderEvents  # most runs have no trace
-
         recorder = self._used_counters().recorder
         if recorder is None:
             return LoaderEvents(name=self.label, events=())
