@@ -44,7 +44,7 @@ def test_the_example_reaches_95_percent_and_the_same_losses_without_penstock(tmp
 def test_the_plan_in_the_guide_is_what_the_command_prints() -> None:
     command = [sys.executable, "-m", "penstock", "plan", "small_gpt:step", "--budget", "100MiB"]
     printed = subprocess.run(command, cwd=EXAMPLES, check=True, capture_output=True, text=True).stdout.splitlines()
-    page = (EXAMPLES.parent / "docs/memory.md").read_text()
+    page = (EXAMPLES.parent / "docs/plan.md").read_text()
     shown = page.partition("penstock plan small_gpt:step --budget 100MiB\n")[2].partition("```")[0].splitlines()
     assert len(shown) > 5
     assert [line for line in shown if line != "  ..." and line not in printed] == []
