@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,18 +52,12 @@ def open_files(paths: list[str], storage: Storage, fields: Selection, errors: Er
     return Numbers([storage.local(path) for path in paths], base)
 
 
-def concat_files(parts: Sequence[str], path: str) -> None:
-    Path(path).write_text("".join(Path(part).read_text() for part in parts))
-
-
 def why_unsupported(schema: Schema) -> str:
     return "" if schema == {"x": Field("number", "int64")} else "it holds one field x of int64"
 
 
 def load() -> Implementation:
-    return Implementation(
-        open_files=open_files, writer=NumbersWriter, concat_files=concat_files, why_unsupported=why_unsupported
-    )
+    return Implementation(open_files=open_files, writer=NumbersWriter, why_unsupported=why_unsupported)
 
 
 NUMBERS = Format(name="numbers", suffixes=(".numbers",), load=load)
@@ -114,7 +107,6 @@ def test_each_format_loads_and_names_its_options() -> None:
         with pytest.raises(OptionError, match=f"{format.name} has no option nonsense=; it has .*max_"):
             format.check_options(format.open_files, {"nonsense": 1})
         assert (format.writer is None) == (format.name in ("audio", "video"))
-        assert format.concat_files is None or format.writer is not None
         assert isinstance(format.why_unsupported({}), str)
 
 

@@ -7,7 +7,7 @@ them. Looking up a format imports none of its code: `load` does, the first time 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,11 +70,6 @@ class Format:
         """Opens a file for writing; None for a format that is read only."""
         return self.load().writer
 
-    @property
-    def concat_files(self) -> Callable[[Sequence[str], str], None] | None:
-        """Makes one file of several; None if each file has to be written from its first sample to its last."""
-        return self.load().concat_files
-
     def why_unsupported(self, schema: Schema) -> str:
         """Return why samples of a schema cannot be written; "" if they can. No format writes Python objects."""
         for name, one in schema.items():
@@ -125,11 +120,6 @@ class Implementation:
     select compression. Called once for each file. Keyword-only arguments are options; those that `open_files` has too
     (a delimiter) are passed to it when the result is read. It raises SourceError where `why_unsupported` has a reason,
     or the file cannot be created."""
-
-    concat_files: Callable[[Sequence[str], str], None] | None = None
-    """Writes the samples of some files to another path, in their order: `concat_files(parts, path)`. The parts, of one
-    schema and the same options, are closed, and may be moved or changed. Called once for each file of a result, in a
-    worker of the conversion. It raises SourceError if a part is damaged."""
 
 
 class Writer(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import signal
@@ -32,7 +31,6 @@ from penstock.core.errors import OptionError, RecordError, SourceError, WorkerKi
 from penstock.data.formats import column_source
 from penstock.data.formats.column_source import ColumnSource
 from penstock.data.formats.hdf5 import dataset_rows as rows
-from penstock.data.formats.hdf5.concat_files import concat_files
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.source import open_files
 from penstock.data.formats.hdf5.writer import HDF5Writer, why_unsupported
@@ -834,22 +832,6 @@ def test_nan_bits_survive(tmp_path: Path) -> None:
         assert source[0]["y"].view(np.uint64) == bits[1]
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-@pytest.mark.parametrize("cuts", [(0, 113, 226, 250), (0, 50, 50, 200, 250), (0, 250)])
-def test_files_are_joined(tmp_path: Path, compression: Any, cuts: tuple[int, ...]) -> None:
-    samples = many(250)
-    schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
-    parts = [
-        str(write_samples(tmp_path / f"{start}-{stop}.h5", samples[start:stop], schema, compression=compression))
-        for start, stop in itertools.pairwise(cuts)
-    ]
-    concat_files(parts, str(tmp_path / "all.h5"))
-    with reading(tmp_path / "all.h5") as source:
-        assert source.schema == schema
-        for one, other in zip(samples, source, strict=True):
-            assert_same(one, other)
-
-
 @pytest.mark.parametrize("options", [{}, {"chunks": (2, 2)}, {"chunks": (2, 2), "compression": "gzip"}])
 @pytest.mark.parametrize(
     ("one", "other", "wide"),
@@ -974,21 +956,6 @@ def test_files_of_dtypes_that_none_holds_both_of_are_refused(tmp_path: Path, one
             file["x"] = np.zeros(3, dtype)
     with pytest.raises(SourceError, match=f"1.h5 is {other}, and that of .*0.h5 {one}; .* one type that holds both"):
         penstock.open(tmp_path)
-
-
-def test_files_of_whole_chunks_are_joined_without_unpacking(tmp_path: Path) -> None:
-    schema = {"x": Field("array", "uint8", (1 << 18,))}
-    samples = [{"x": RNG.integers(0, 256, 1 << 18, np.uint8)} for _ in range(9)]
-    parts = [
-        str(write_samples(tmp_path / f"{at}.h5", samples[at : at + 4], schema, compression="gzip")) for at in (0, 4, 8)
-    ]
-    concat_files(parts, str(tmp_path / "all.h5"))
-    with h5py.File(tmp_path / "all.h5") as whole, h5py.File(parts[1]) as part:
-        assert whole["x"].id.read_direct_chunk((4, 0)) == part["x"].id.read_direct_chunk((0, 0))
-    with pytest.raises(SourceError, match="different fields"):
-        concat_files(
-            [parts[0], str(write_samples(tmp_path / "y.h5", [], {"y": Field("text")}))], str(tmp_path / "all.h5")
-        )
 
 
 @pytest.mark.parametrize(

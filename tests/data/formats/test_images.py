@@ -20,7 +20,6 @@ from penstock.data.formats.images.image_codec import encode
 from penstock.data.formats.images.source import (
     ImageFolder,
     ImageFolderWriter,
-    concat_files,
     open_files,
     why_unsupported,
 )
@@ -277,34 +276,16 @@ def test_pictures_come_back_as_they_were_written(
 
 
 @QUICK
-@given(labels=st.lists(st.integers(0, 12), min_size=1, max_size=12), cut=st.integers(0, 12))
-def test_labels_come_back_also_from_joined_parts(
-    tmp_path_factory: pytest.TempPathFactory, labels: list[int], cut: int
-) -> None:
+@given(labels=st.lists(st.integers(0, 12), min_size=1, max_size=12))
+def test_labels_come_back(tmp_path_factory: pytest.TempPathFactory, labels: list[int]) -> None:
     path = tmp_path_factory.mktemp("written")
-    parts = [str(path / "0"), str(path / "1")]
-    for part, ours in zip(parts, (labels[:cut], labels[cut:]), strict=True):
-        writer = ImageFolderWriter(part, {"encoded": Field("bytes"), "label": LABEL})
-        for label in ours:
-            writer.write({"encoded": encode(np.full((3, 2, 2), label, np.uint8)), "label": label})
-        writer.close()
-    concat_files(parts, str(path / "all"))
-    assert [entry.name for entry in path.iterdir()] == ["all"]
-    source = folder(path / "all")
+    writer = ImageFolderWriter(str(path), {"encoded": Field("bytes"), "label": LABEL})
+    for label in labels:
+        writer.write({"encoded": encode(np.full((3, 2, 2), label, np.uint8)), "label": label})
+    writer.close()
+    source = folder(path)
     assert [int(sample["label"]) for sample in source] == sorted(labels)
     assert all((sample["image"] == sample["label"]).all() for sample in source)
-
-
-def test_samples_without_labels_keep_their_order_in_joined_parts(tmp_path: Path) -> None:
-    parts = [str(tmp_path / name) for name in "abc"]
-    for number, part in enumerate(parts):
-        writer = ImageFolderWriter(part, {"image": IMAGE})
-        for inner in range(3):
-            writer.write({"image": noise(4, 5, number * 3 + inner)})
-        writer.close()
-    concat_files(parts, str(tmp_path / "all"))
-    for number, sample in enumerate(folder(tmp_path / "all")):
-        np.testing.assert_array_equal(sample["image"], noise(4, 5, number))
 
 
 def test_class_folders_are_made_up_to_the_highest_label(tmp_path: Path) -> None:
@@ -364,7 +345,5 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c" / "there.txt").touch()
     with pytest.raises(SourceError, match="not empty"):
         ImageFolderWriter(str(tmp_path / "c"), {"image": IMAGE})
-    with pytest.raises(SourceError, match="not empty"):
-        concat_files([], str(tmp_path / "c"))
     with pytest.raises(OptionError, match="format"):
         ImageFolderWriter(str(tmp_path / "d"), {"image": IMAGE}, format="bmp").write({"image": noise(2, 2)})

@@ -80,25 +80,3 @@ def test_a_format_goes_into_another_and_back(first: str, second: str) -> None:
             check(samples, read(one, again))
 
     there_and_back()
-
-
-@pytest.mark.parametrize("format", formats(*GENERAL), ids=lambda format: format.name)
-def test_parts_that_are_joined_are_read_as_one(format: Format) -> None:
-    concat_files = format.concat_files
-    if concat_files is None:
-        pytest.skip(f"{format.name} is written to as many files as there are parts")
-
-    @settings(ROUND, max_examples=5)
-    @given(made=datasets())
-    def in_parts(made: tuple[Schema, list[Sample]]) -> None:
-        schema, samples = made
-        assume(not format.why_unsupported(schema))
-        with tempfile.TemporaryDirectory() as folder:
-            parts = [Path(folder) / f"part{number}{format.suffixes[0]}" for number in range(3)]
-            for number, part in enumerate(parts):
-                write_samples(part, samples[number::3], schema, kind=format.name)
-            whole = Path(folder) / f"whole{format.suffixes[0]}"
-            concat_files([str(part) for part in parts], str(whole))
-            check([sample for number in range(3) for sample in samples[number::3]], read(format, whole))
-
-    in_parts()

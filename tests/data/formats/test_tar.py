@@ -68,30 +68,6 @@ def test_samples_come_back_as_they_were(made: tuple[Schema, list[dict[str, Any]]
             assert list(other) == list(schema)
 
 
-@given(st.lists(datasets(most=3), min_size=1, max_size=1), st.integers(1, 4), st.booleans())
-@settings(deadline=None)
-def test_joined_parts_are_one_archive(
-    made: list[tuple[Schema, list[dict[str, Any]]]], count: int, packed: bool
-) -> None:
-    ((schema, samples),) = made
-    with tempfile.TemporaryDirectory() as folder:
-        parts = [str(write_samples(Path(folder, f"{number}.tar"), samples, schema)) for number in range(count)]
-        whole = Path(folder, "all.tar.gz" if packed else "all.tar")
-        tar_source.concat_files(parts, str(whole))
-        found = list(penstock.open(whole))
-        assert len(found) == len(samples) * count
-        for one, other in zip(samples * count, found, strict=True):
-            assert_same(one, other)
-        if not packed:
-            assert (
-                whole.read_bytes() == write_samples(Path(folder, "at once.tar"), samples * count, schema).read_bytes()
-            )
-        if found:  # tarfile opens no archive with a comment and no member
-            with tarfile.open(whole) as archive:
-                names = archive.getnames()
-            assert len(names) == len(set(names))
-
-
 def test_keys_are_kept_where_samples_have_them(tmp_path: Path) -> None:
     samples = [
         {"__key__": f"folder/{name}", "jpg": b"\xff", "cls": np.int64(number)} for number, name in enumerate("abc")
@@ -104,11 +80,6 @@ def test_keys_are_kept_where_samples_have_them(tmp_path: Path) -> None:
     ]
     with tarfile.open(path) as archive:
         assert archive.getnames()[:3] == ["folder/a.jpg", "folder/a.cls", "folder/b.jpg"]
-    tar_source.concat_files([path, path], str(tmp_path / "b.tar"))
-    assert list(penstock.open(tmp_path / "b.tar")) == samples * 2
-    one = str(write_samples(tmp_path / "c.tar", samples[:1]))
-    with pytest.raises(SourceError, match="another one than that before it"):
-        tar_source.concat_files([one, one], str(tmp_path / "d.tar"))
 
 
 def test_bytes_are_not_given_a_suffix_that_holds_something_else(tmp_path: Path) -> None:

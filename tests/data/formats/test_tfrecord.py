@@ -92,15 +92,6 @@ def test_bits_of_nan_and_values_at_the_ends_of_their_range_are_kept(tmp_path: Pa
     assert_same({**sample, "x": 0, "y": 0}, {**found, "x": 0, "y": 0})
 
 
-def test_joined_parts_are_one_file(tmp_path: Path) -> None:
-    parts = [
-        write_samples(tmp_path / f"{n}.tfrecord", [{"n": np.int64(n)}] * n, {"n": Field("number", "int64")})
-        for n in range(4)
-    ]
-    tfrecord_source.concat_files(parts, str(tmp_path / "all.tfrecord"))
-    assert [sample["n"] for sample in penstock.open(tmp_path / "all.tfrecord")] == [1, 2, 2, 3, 3, 3]
-
-
 def test_arrays_can_be_written_to_and_collated(tmp_path: Path) -> None:
     path = write_samples(tmp_path / "a.tfrecord", [{"x": np.ones(3, np.float32), "y": np.arange(4)}] * 4)
     theirs(tmp_path / "b.tfrecord", {"x": ([1.0, 2.0], "float"), "y": (list(range(99)), "int")})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import shutil
-from collections.abc import Sequence
 
 from penstock.core.errors import SourceError
 
@@ -36,11 +34,3 @@ class SequentialWriter:
                 self._gzip.close()
         finally:
             self._file.close()
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of the bytes of several, in their order: of formats whose files are one when put together."""
-    with open(path, "wb") as whole:
-        for part in parts:
-            with open(part, "rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)

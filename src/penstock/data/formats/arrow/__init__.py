@@ -11,7 +11,6 @@ def _load_parquet() -> Implementation:
     return Implementation(
         open_files=parquet.ParquetSource,
         writer=parquet.ParquetWriter,
-        concat_files=parquet.concat_files,
         why_unsupported=writer.why_unsupported,
     )
 
@@ -22,7 +21,6 @@ def _load_arrow() -> Implementation:
     return Implementation(
         open_files=ipc.ArrowSource,
         writer=ipc.ArrowWriter,
-        concat_files=ipc.concat_files,
         why_unsupported=writer.why_unsupported,
     )
 

@@ -233,24 +233,6 @@ class ArrowWriter(TableWriter):
         super().__init__(path, schema, layout, partial(_sink, path, compression=compression))
 
 
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of several of `ArrowWriter`, in their order: bytes are copied, or compressed again.
-
-    Raises:
-        SourceError: one cannot be read, or `path` cannot be written.
-    """
-    pa = need("pyarrow", "parquet")
-    with translate_arrow_errors(path, "parts cannot be concatenated"):
-        files = [scan_file(part) for part in parts]
-        is_packed = any(file.is_packed and file.rows for file in files)
-        with _sink(path, files[0].schema, "zstd" if is_packed else "none") as sink:
-            for part in parts:
-                with pa.memory_map(part) as mapped:
-                    reader = pa.ipc.open_file(mapped)
-                    for number in range(reader.num_record_batches):
-                        sink.write_batch(reader.get_batch(number))
-
-
 def _sink(path: str, schema: Any, compression: str) -> Any:
     pa = need("pyarrow", "parquet")
     with translate_arrow_errors(path, "it cannot be written"):

@@ -295,25 +295,6 @@ class ParquetWriter(TableWriter):
         super().__init__(path, schema, layout, partial(_sink, path, compression=compression))
 
 
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of several of `ParquetWriter`, in their order: row groups are read and written again.
-
-    Raises:
-        SourceError: one cannot be read, or `path` cannot be written.
-    """
-    parquet = need("pyarrow.parquet", "parquet")
-    with translate_arrow_errors(path, "parts cannot be concatenated"):
-        first = footer(Storage(), parts[0])
-        groups = first.num_row_groups
-        compression = first.row_group(0).column(0).compression if groups and first.num_columns else "zstd"
-        sink = _sink(path, first.schema.to_arrow_schema(), compression.replace("UNCOMPRESSED", "none"))
-        with sink:
-            for part in parts:
-                with parquet.ParquetFile(part) as file:
-                    for number in range(file.num_row_groups):
-                        sink.write_table(file.read_row_group(number, use_threads=False))
-
-
 def _sink(path: str, schema: Any, compression: str) -> Any:
     pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
     repeating = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_integer(field.type)]

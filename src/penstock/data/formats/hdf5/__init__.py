@@ -6,12 +6,11 @@ from penstock.data.format import Format, Implementation
 
 
 def _load() -> Implementation:
-    from penstock.data.formats.hdf5 import concat_files, source, writer
+    from penstock.data.formats.hdf5 import source, writer
 
     return Implementation(
         open_files=source.open_files,
         writer=writer.HDF5Writer,
-        concat_files=concat_files.concat_files,
         why_unsupported=writer.why_unsupported,
     )
 

@@ -87,13 +87,13 @@ def _column(file: Any, name: str, field: Field, packing: dict[str, Any]) -> Any:
     if field.kind in ("text", "bytes"):
         h5py = need("h5py", "hdf5")
         kind = h5py.string_dtype() if field.kind == "text" else h5py.vlen_dtype(np.uint8)
-        return ObjectBlocks(partial(_make, file, {}, name), append, kind, _encode)
+        return ObjectBlocks(partial(_make, file, {}, name), _append, kind, _encode)
     dtype = np.dtype(field.dtype)
     if not field.is_ragged:
-        return RowBlocks(partial(_make, file, packing, name), append, dtype, tuple(size or 0 for size in field.shape))
+        return RowBlocks(partial(_make, file, packing, name), _append, dtype, tuple(size or 0 for size in field.shape))
     group = file.create_group(name)
     group.attrs[RAGGED] = np.array([-1 if size is None else size for size in field.shape], np.int64)
-    return RaggedBlocks(partial(_make, group, packing), append, dtype, len(field.shape))
+    return RaggedBlocks(partial(_make, group, packing), _append, dtype, len(field.shape))
 
 
 def _make(
@@ -107,7 +107,7 @@ def _encode(value: str | bytes) -> Any:
     return value.encode().replace(_NUL, _OTHER_NUL) if isinstance(value, str) else np.frombuffer(value, np.uint8)
 
 
-def append(dataset: Any, rows: np.ndarray) -> None:
+def _append(dataset: Any, rows: np.ndarray) -> None:
     """Add rows to the end of h5py's `dataset`.
 
     Written below `dataset[...] =`, which makes one array of arrays of variable length where they happen to be as long.

@@ -357,27 +357,3 @@ class ImageFolderWriter:
 
     def close(self) -> None:
         """Leave the folder as it is: every image is whole as soon as it is written."""
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Move the images of several folders of `ImageFolderWriter` into one; numbers continue from part to part.
-
-    Raises:
-        SourceError: the folder is not empty.
-    """
-    os.makedirs(path, exist_ok=True)
-    if os.listdir(path):
-        raise SourceError(f"{path} is not empty; parts are moved to a new folder")
-    first = 0
-    for part in parts:
-        count = 0
-        for folder, _, names in os.walk(part):
-            target = os.path.join(path, os.path.relpath(folder, part))
-            os.makedirs(target, exist_ok=True)
-            for name in names:
-                number, ending = os.path.splitext(name)
-                os.rename(os.path.join(folder, name), os.path.join(target, f"{first + int(number):010d}{ending}"))
-            count += len(names)
-        for folder, _, _ in os.walk(part, topdown=False):
-            os.rmdir(folder)
-        first += count

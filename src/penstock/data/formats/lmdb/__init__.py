@@ -12,7 +12,6 @@ def _load() -> Implementation:
     return Implementation(
         open_files=source.open_files,
         writer=source.LMDBWriter,
-        concat_files=source.concat_files,
         why_unsupported=features.why_unsupported,
     )
 

@@ -341,10 +341,7 @@ class LMDBWriter:
     def write(self, sample: Sample) -> None:
         """Add a sample."""
         record = self._encoder.example(sample)
-        self.add(_PREFIX.pack(_MAGIC, zlib.crc32(record)) + record)
-
-    def add(self, value: bytes) -> None:
-        """Add a value as another database of this class has it."""
+        value = _PREFIX.pack(_MAGIC, zlib.crc32(record)) + record
         self._waiting.append(value)
         self._waiting_nbytes += len(value)
         if self._waiting_nbytes >= self._commit_nbytes:
@@ -380,19 +377,3 @@ class LMDBWriter:
             yield
         except self._lmdb.Error as error:
             raise SourceError(f"{self._path} cannot be written: {error}") from error
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one database of several that `LMDBWriter` made, in their order: values are copied as they are.
-
-    Raises:
-        SourceError: one cannot be read, or `path` cannot be written.
-    """
-    database = LMDBWriter(path, {})
-    try:
-        for part in parts:
-            file = _File(_data_file(part, Storage()), None)
-            for number in range(file.count):
-                database.add(file.values([number], 1 << 40)[1][0])
-    finally:
-        database.close()

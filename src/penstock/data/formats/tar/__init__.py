@@ -11,7 +11,6 @@ def _load() -> Implementation:
     return Implementation(
         open_files=source.open_files,
         writer=source.TarWriter,
-        concat_files=source.concat_files,
         why_unsupported=fields.why_unsupported,
     )
 

@@ -7,7 +7,7 @@ extracted to disk: a path in an archive is only a name.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -184,33 +184,19 @@ class TarWriter:
         why = why_unsupported(schema, self._suffixes)
         if why:
             raise SourceError(f"this cannot be written as a tar archive: {why}")
-        self._members = _MemberWriter(path, to_comment(self._suffixes))
+        self._last_key = ""
+        self._count = 0
+        self._file = SequentialWriter(path)
+        self._file.write(note(to_comment(self._suffixes)))
 
     def write(self, sample: Sample) -> None:
         """Add a sample."""
         sample = fitted(self._schema, sample, "this archive")
         key = sample.pop(KEY, None)
-        self._members.add(
-            key, {self._suffixes[name]: encode_member(self._schema[name], one) for name, one in sample.items()}
-        )
-
-    def close(self) -> None:
-        """Finish the archive."""
-        self._members.close()
-
-
-class _MemberWriter:
-    def __init__(self, path: str, comment: str) -> None:
-        self._last_key = ""
-        self._count = 0
-        self._file = SequentialWriter(path)
-        self._file.write(note(comment))
-
-    def add(self, key: str | None, data_by_suffix: Mapping[str, bytes]) -> None:
-        """Add the members of a sample; without a key it gets its number."""
         key = f"{self._count:09d}" if key is None else self._checked(key)
-        for suffix, data in data_by_suffix.items():
-            self._file.write(header(f"{key}.{suffix}", len(data)))
+        for name, value in sample.items():
+            data = encode_member(self._schema[name], value)
+            self._file.write(header(f"{key}.{self._suffixes[name]}", len(data)))
             self._file.write(data)
             self._file.write(bytes(-len(data) % BLOCK_NBYTES))
         self._count += 1
@@ -227,25 +213,6 @@ class _MemberWriter:
         return key
 
     def close(self) -> None:
+        """Finish the archive."""
         self._file.write(END)
         self._file.close()
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one archive of several of `TarWriter`, in their order. Keys that are numbers continue from part to part.
-
-    Raises:
-        SourceError: penstock did not write the first of them, or two samples that would be neighbours have one key.
-    """
-    with closing(SequentialReader(Storage(), parts[0])) as pieces:
-        comment = next(members(pieces), None)
-    chosen = BySuffix(fields=Selection()).of_archive(comment).fields.chosen if isinstance(comment, str) else None
-    if not isinstance(comment, str) or chosen is None:
-        raise SourceError(f"{parts[0]} is no archive that penstock wrote")
-    whole = _MemberWriter(path, comment)
-    try:
-        for sample in open_files([*parts], Storage(), Selection(), "raise", decode=False):
-            key = sample.pop(KEY)
-            whole.add(key if (KEY, KEY) in chosen else None, sample)
-    finally:
-        whole.close()

@@ -11,7 +11,6 @@ def _load_jsonl() -> Implementation:
     return Implementation(
         open_files=jsonl.open_files,
         writer=jsonl.JsonLinesWriter,
-        concat_files=jsonl.concat_files,
         why_unsupported=jsonl.why_unsupported,
     )
 

@@ -48,7 +48,6 @@ from penstock.data.source import Source
 from penstock.data.storage.foreign_files import is_packed
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_writer import SequentialWriter
-from penstock.data.storage.sequential_writer import concat_files as concat_files
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 

@@ -36,10 +36,9 @@ from penstock.data.formats.tokens.token_files import (
     TokenFile,
     Tokens,
     find_document_indexes,
-    index_path,
     write_index,
 )
-from penstock.data.schema import Errors, Field, Sample, Schema, Selection, plain
+from penstock.data.schema import Errors, Sample, Schema, Selection, plain
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
@@ -267,12 +266,8 @@ class TokenWriter:
             raise SourceError(
                 f"{self._path}: a sample has to have tokens of {self._kind.name} in one dimension, and nothing else"
             )
-        self.add(np.ascontiguousarray(tokens, self._kind.newbyteorder("<")).data, [len(tokens)])
-
-    def add(self, tokens: bytes | memoryview, sizes: Sequence[int]) -> None:
-        """Add documents of some sizes, whose tokens are bytes as the file has them."""
-        self._file.write(tokens)
-        self._sizes += sizes
+        self._file.write(np.ascontiguousarray(tokens, self._kind.newbyteorder("<")).data)
+        self._sizes.append(len(tokens))
 
     def close(self) -> None:
         """Finish both files."""
@@ -295,17 +290,3 @@ def why_unsupported(schema: Schema) -> str:
     if field.kind != "array" or len(field.shape) != 1 or field.dtype not in DTYPES:
         return f"'tokens' are {field.words()}, and have to be integers in one dimension"
     return ""
-
-
-def concat_files(parts: Sequence[str], path: str) -> None:
-    """Make one file of several that TokenWriter made, in their order; and one of where their documents lie."""
-    kind = TokenFile.open(parts[0], None, Storage()).dtype
-    whole = TokenWriter(path, {"tokens": Field("array", kind.name, (None,))})
-    for part in parts:
-        index = TokenFile.open(index_path(part), None, Storage())
-        whole.add(b"", np.diff(np.fromfile(index.path, "<i8", offset=index.start)).tolist())
-        with open(part, "rb") as file:
-            file.seek(HEADER_NBYTES)
-            while piece := file.read(1 << 20):
-                whole.add(piece, [])
-    whole.close()
