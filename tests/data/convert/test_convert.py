@@ -23,6 +23,7 @@ from effort import places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from other_users import NOBODY, needs_root
+from PIL import Image
 from sample_files import assert_all_same, assert_same, datasets, samples_in, write_samples
 
 from penstock.core.errors import OptionError, RecordError, SourceError, WorkerError
@@ -158,6 +159,15 @@ def test_companions_of_files_get_their_names_too(tmp_path: Path) -> None:
     assert not (tmp_path / "other.npy").exists()
     (tmp_path / "other.idx.npy").unlink()
     assert convert(source, tmp_path / "other.npy", workers=0).samples == 50
+
+
+def test_a_source_is_warned_of_once_however_often_it_is_opened(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / name / "0.png")
+    with pytest.warns(UserWarning, match="cat and dog") as warned:
+        convert(tmp_path / "pictures", tmp_path / "out.tar", workers=0, verify=True)
+    assert len(warned) == 1
 
 
 def test_encoded_pictures_are_copied_as_they_are(tmp_path: Path) -> None:

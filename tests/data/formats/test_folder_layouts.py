@@ -189,13 +189,13 @@ _UNCLEAR = {
     librispeech: "trans.txt may say more",
     celeba: "list_attr_celeba.csv may say more",
     image_folder: "train/metadata.jsonl may say more",
-    masks: "'images' is no name of a class",
+    masks: "'images' does not look like a class",
     cityscapes: r"several splits: train \(gtFine/train\), validation \(gtFine/val\)",
     captions: "1.txt may say more",
     splits: r"several splits: train \(train\), validation \(val\)",
     one_split: "'train' is a split",
     imagenet: "ILSVRC2012_val_1.xml may say more",
-    beside: "some lie beside the folders",
+    beside: "some files are in folders, and some are not",
     two_media: "dog/1.wav may say more",
     crowd: "GT_1.mat may say more",
 }
@@ -236,7 +236,7 @@ def test_what_labels_leaves_out_is_said_by_an_inspection(tmp_path: Path) -> None
 def test_one_folder_makes_no_labels_and_is_warned_of(tmp_path: Path) -> None:
     picture(tmp_path / "img_align_celeba" / "1.jpg")
     with pytest.warns(
-        UserWarning, match="no labels: all files of .* lie in one folder, img_align_celeba/; labels=True"
+        UserWarning, match="all files of .* are in one folder, img_align_celeba/, and penstock makes no labels; "
     ):
         assert sorted(penstock.open(tmp_path)[0]) == ["image"]
     with warnings.catch_warnings():
@@ -249,7 +249,7 @@ def test_two_folders_with_the_same_names_of_files_are_classes_with_a_warning(tmp
     for name in ("a", "b"):
         for number in range(2):
             picture(tmp_path / name / f"{number}.png")
-    with pytest.warns(UserWarning, match="folders a and b of .* hold files of the same names, .*masks="):
+    with pytest.warns(UserWarning, match="folders a and b of .* have files with the same names, .*masks="):
         assert penstock.open(tmp_path).labels.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
     picture(tmp_path / "b" / "2.png")
     with warnings.catch_warnings():

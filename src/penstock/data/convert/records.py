@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -85,7 +86,9 @@ class RecordReader:
     """Reads ranges of one source in one process. A range that begins where the last one ended reuses its iterator."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        self.source = spec.open()
+        with warnings.catch_warnings():  # the conversion has opened the source before, and shown its warnings
+            warnings.simplefilter("ignore", UserWarning)
+            self.source = spec.open()
         self._open: tuple[int, int, Iterator[Sample | RecordError]] | None = None
         """Shard and next record of a stream's iterator that is still open."""
 

@@ -203,17 +203,17 @@ def _why_unclear(found: _Found) -> str:
     """Return why folders may not be classes, or the files not all there is; "" if they are."""
     classes = [name for name, files in found.by_class.items() if name and files]
     if found.others:
-        return f"{found.others[0]} may say more of them"
+        return f"{found.others[0]} may say more about them"
     if classes and found.by_class[""]:
-        return "some lie beside the folders, and some in them"
+        return "some files are in folders, and some are not"
     splits = splits_in(found.folders)
     if len(splits) > 1:
         examples = ", ".join(f"{split} ({name.rstrip('/')})" for split, name in splits.items())
         return f"it holds several splits: {examples}"
     if len(classes) == 1 and splits_in(classes):
-        return f"{classes[0]!r} is a split, and no class"
+        return f"{classes[0]!r} is a split, not a class"
     named = [name for name in classes if _ROLES.fullmatch(re.sub(r"[\d_-]", "", name.lower()))]
-    return f"{named[0]!r} is no name of a class" if named and len(classes) > 1 else ""
+    return f"{named[0]!r} does not look like a class" if named and len(classes) > 1 else ""
 
 
 def _refuse_if_unclear(folder: str, found: _Found) -> None:
@@ -221,10 +221,10 @@ def _refuse_if_unclear(folder: str, found: _Found) -> None:
         own = ((top, os.path.basename(file)) for top, files in found.by_class.items() for file in files)
         there = _words([*(f"{top}/{name}".lstrip("/") for top, name in own), *found.others])
         raise SourceError(
-            f"what the samples of {folder} are is not clear, as {why}; there are {there}. Open one of its "
-            "folders (the files of one split); or pass labels=True (its folders are classes), labels=False (files "
-            'without labels), media="TABLE" (samples are the rows of a table, CSV or JSON, that names the files, or of '
-            'COCO\'s), or of images masks="FOLDER"'
+            f"penstock cannot tell what the samples of {folder} are: {why}. It holds {there}. Open one of its folders "
+            "(the files of one split), or pass labels=True (its folders are classes), labels=False (files without "
+            'labels), media="TABLE" (a table, CSV or JSON, or COCO\'s annotations, names the file of each sample), or '
+            'for images masks="FOLDER"'
         )
 
 
@@ -233,8 +233,8 @@ def _are_classes(folder: str, found: _Found) -> bool:
     by_class = {name: files for name, files in found.by_class.items() if name}
     if len(by_class) == 1 and not next(iter(by_class)).isdigit():  # `ImageFolderWriter` numbers them
         warnings.warn(
-            f"no labels: all files of {folder} lie in one folder, {next(iter(by_class))}/; labels=True has it as a "
-            "class, and labels=False says that there are none",
+            f"all files of {folder} are in one folder, {next(iter(by_class))}/, and penstock makes no labels; pass "
+            "labels=True if the folder is a class, or labels=False if it is not",
             stacklevel=2,
         )
         return False
@@ -244,8 +244,9 @@ def _are_classes(folder: str, found: _Found) -> bool:
         )
         if one == other:
             warnings.warn(
-                f"the folders {' and '.join(by_class)} of {folder} hold files of the same names, and are taken for "
-                "classes; labels=True says that they are, and of images masks= that two files belong together",
+                f"the folders {' and '.join(by_class)} of {folder} have files with the same names, and penstock reads "
+                "each folder as a class; pass labels=True if that is right, or masks= if one has masks of the other's "
+                "images",
                 stacklevel=2,
             )
     return any(by_class.values())
