@@ -169,7 +169,7 @@ def test_a_file_that_could_not_be_written_at_the_end_is_refused_before_the_progr
     [
         ("train.py --epochs 3", "did you mean `penstock run train.py`?"),
         ("run --basline train.py", "did you mean --baseline?"),
-        ("run --epochs 3 train.py", "options of train.py itself stand after it: penstock run train.py --epochs"),
+        ("run --epochs 3 train.py", "put options of train.py itself after it: penstock run train.py --epochs"),
         ("doctor --secnods 3 train.py", "did you mean --seconds?"),
         ("report a b c", "unrecognized arguments: c; `penstock report --help`"),
     ],
@@ -191,7 +191,7 @@ def test_a_line_that_is_nearly_right_is_answered_with_the_right_one(
         ("run elsewhere/train.py", "give a .py file, or -m and a module"),
         ("run python3.12 train.py", "leave out python3.12"),
         ("run torchrun train.py", "torchrun ... -m penstock run train.py"),
-        ("tune nearly_right.py", "an object of that script is nearly_right:NAME"),
+        ("tune nearly_right.py", "for an object of that script, give nearly_right:NAME"),
         ("tune nearly_right:loader", "it has make_loader"),
     ],
 )
@@ -350,5 +350,5 @@ def test_what_cannot_be_converted_or_inspected_is_one_line_and_exit_code_2(
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
     assert cli.main(words) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len([line for line in lines if not line.startswith("penstock: looking into ")]) == 1
+    assert len([line for line in lines if not line.startswith("penstock: reading ")]) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]

@@ -107,12 +107,10 @@ def _refuse(parser: argparse.ArgumentParser, unknown: list[str], words: list[str
     """End with the words that a command does not take, and the option that the first of them is close to."""
     options = [name for action in parser._actions for name in action.option_strings]
     meant = difflib.get_close_matches(unknown[0], options, 1)
-    hint = f"; did you mean {meant[0]}?" if meant else f"; `{parser.prog} --help` has what it takes"
+    hint = f"; did you mean {meant[0]}?" if meant else f"; `{parser.prog} --help` lists its arguments"
     script = next((word for word in words if word.endswith(".py")), None)
     if script is not None:
-        hint = (
-            f"{hint if meant else ''}; options of {script} itself stand after it: {parser.prog} {script} {unknown[0]}"
-        )
+        hint = f"{hint if meant else ''}; put options of {script} itself after it: {parser.prog} {script} {unknown[0]}"
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Convert:
-    """Convert a data set to another format, in parallel; the same command keeps files that a killed one completed.
+    """Convert a data set to another format, in parallel; the same command resumes an interrupted conversion.
 
     SRC is anything that `penstock.open` takes: a folder, a file, a URL, braces, wildcards. DST is a local path, or a
     URL of s3://, gs:// or az://; its name determines its format. Braces, as in out-{000..015}.tar, --shards and
@@ -28,8 +28,8 @@ class Convert:
     Reading DST returns the same samples, bit by bit. If a format can't hold them, you get an error. Penstock writes the
     images of a folder decoded; with --fields encoded,label it copies the files' bytes instead.
 
-    The conversion works in DST.partial, and keeps the files that are complete there: the same command goes on with the
-    others. So write a large result as several files, with --shards. DST appears when all of it is complete, and
+    The conversion works in DST.partial, and keeps the files that are complete there. The same command then resumes with
+    the others. So write a large result as several files, with --shards. DST appears when all of it is complete, and
     DST.partial is removed. For a URL that folder is in $XDG_CACHE_HOME/penstock/convert (~/.cache), and penstock
     uploads the complete files. It replaces existing files only with --overwrite.
 

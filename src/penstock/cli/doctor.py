@@ -143,9 +143,7 @@ def _look_into(args: argparse.Namespace) -> int:
     from penstock.observe.doctor.probes.process_stacks import sample_stacks
 
     if args.command or args.check:
-        raise PenstockError(
-            "--pid looks into a program that runs already: give no other program with it, and no --check"
-        )
+        raise PenstockError("--pid looks into a program that is running; leave out the other program and --check")
     seen = summarize(sample_stacks(args.pid, args.seconds))
     text = json.dumps(redact_all(asdict(seen)), indent=2) + "\n" if args.json else shown(render(seen))
     print(text, end="")

@@ -22,7 +22,7 @@ def import_object(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         stem = module.removesuffix(".py")
-        hint = f"; an object of that script is {stem}:NAME" if stem != module else ""
+        hint = f"; for an object of that script, give {stem}:NAME" if stem != module else ""
         raise PenstockError(f"expected module:object, as in train:step, got {name!r}{hint}")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -54,7 +54,7 @@ def print_own_traceback(error: BaseException) -> None:
 
 def _program_error(module: str, error: Exception) -> PenstockError:
     print_own_traceback(error)
-    return PenstockError(f"importing {module!r} failed with this exception of its own; fix it first")
+    return PenstockError(f"importing {module!r} raised this exception; fix it first")
 
 
 def call_object(name: str) -> Any:

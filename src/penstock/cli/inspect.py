@@ -36,7 +36,7 @@ class Inspect:
 
     def run(self, args: argparse.Namespace) -> int:
         """Inspect and print."""
-        print(f"penstock: looking into {shown(args.path)}", file=sys.stderr, flush=True)
+        print(f"penstock: reading {shown(args.path)}", file=sys.stderr, flush=True)
         from penstock.data.inspect import inspect
         from penstock.data.inspect.inspection import render
 

@@ -34,7 +34,7 @@ class Report:
             help="a run.json that `penstock run` wrote, or its folder; the newest in penstock-runs by default",
         )
         parser.add_argument(
-            "other", type=Path, nargs="?", metavar="OTHER", help="another one, to compare the first with"
+            "other", type=Path, nargs="?", metavar="OTHER", help="another run, to compare the first one with"
         )
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser; it needs no network")
         parser.add_argument(
@@ -59,7 +59,7 @@ class Report:
         from penstock.observe.report import text_report
 
         if args.other is not None and args.html is not None:
-            raise OptionError("two runs are compared as text, or with --json; leave out --html, or the second run")
+            raise OptionError("penstock compares two runs as text, or with --json; leave out --html, or the second run")
         if args.merge and args.trace is None:
             raise OptionError("--merge needs a file to merge into; give --trace FILE as well")
         saved = run_record.load(run_file(args.file))

@@ -130,7 +130,7 @@ def test_what_cannot_be_looked_into_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["doctor", "--pid", "1", "train.py"]) == 2
-    assert "give no other program with it" in capsys.readouterr().err
+    assert "leave out the other program" in capsys.readouterr().err
     monkeypatch.setattr(process_stacks.shutil, "which", lambda name: None)
     monkeypatch.setattr(process_stacks.sysconfig, "get_path", lambda name: "/nowhere")
     with pytest.raises(ExtraError, match=r"penstock\[doctor\]"):
