@@ -281,6 +281,7 @@ class TokenWriter:
 def why_unsupported(schema: Schema) -> str:
     """Return why samples would not come back from a token file as they are; "" if they would.
 
+    >>> from penstock.data.schema import Field
     >>> why_unsupported({"tokens": Field("array", "uint16", (None,))})
     ''
     """
