@@ -290,6 +290,34 @@ def test_a_flipped_byte_in_a_copy_is_found_and_the_file_is_fetched_anew(
     cache.path("a", 1000, fail_if_called)
 
 
+def test_a_copy_is_compared_once_by_a_process_and_those_that_it_forks(
+    cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+
+    def compare(descriptor: int, seconds: int) -> bool:
+        compared.append(descriptor)
+        return True
+
+    def use_again() -> None:
+        use_copy(cache, "a")
+        use_copy(cache, "b")
+        os._exit(len(compared))
+
+    monkeypatch.setattr(disk_cache, "_is_intact", compare)
+    cache.path("a", 1000, write_body)
+    assert compared == [], "who makes a copy knows what is in it"
+    keep_copy(cache, "b")
+    use_copy(cache, "b")
+    use_copy(cache, "b")
+    assert len(compared) == 1
+    worker = FORK.Process(target=use_again)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 1
+    worker.close()
+
+
 def test_a_copy_that_is_open_keeps_its_bytes_when_it_is_removed(cache: DiskCache) -> None:
     keep_copy(cache, "a")
     with open(os.path.join(cache.folder, "a"), "rb") as file:
