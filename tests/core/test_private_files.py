@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +81,17 @@ def test_a_file_that_another_may_have_made_is_refused_and_left(
         opened(tmp_path / "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == there
     assert all(path.read_text() == "kept" for path in tmp_path.glob("mine"))
+
+
+def test_a_pipe_is_refused_without_waiting_for_who_writes_to_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file", 0o600)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # which ends a process that waits
+        with contextlib.suppress(SourceError):
+            opened(tmp_path / "file", os.O_RDONLY)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_is_only_read_may_have_a_second_name(tmp_path: Path) -> None:

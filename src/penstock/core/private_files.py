@@ -17,7 +17,7 @@ import stat
 from penstock.core.errors import SourceError
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY"))
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def make_folder(path: str, *, closed: bool = False) -> bool:
@@ -66,8 +66,6 @@ def check_folder(path: str) -> None:
         if status.st_uid not in (_user(), 0):
             raise SourceError(f"{path} is a link of {_owner(status)}; remove it, or choose another folder")
         status = os.stat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     if status.st_uid != _user():
         raise SourceError(
             f"{path} belongs to {_owner(status)}, who may change what is in it; choose another folder, or "

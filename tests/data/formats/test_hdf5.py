@@ -1068,6 +1068,22 @@ def test_rows_and_chunks_that_are_too_large_are_refused(tmp_path: Path) -> None:
         source[0]
 
 
+@pytest.mark.parametrize(("count", "number"), [(5, 9), (500, 1)])
+def test_a_reference_to_more_than_its_object_or_to_none_reads_nothing_beside_it(
+    tmp_path: Path, count: int, number: int
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.array(["hello"], h5py.string_dtype())
+    data = (tmp_path / "a.h5").read_bytes()
+    reference, changed = (
+        struct.pack("<IQI", one, data.index(b"GCOL"), which) for one, which in [(5, 1), (count, number)]
+    )
+    assert data.count(reference) == 1
+    (tmp_path / "a.h5").write_bytes(data.replace(reference, changed))
+    with reading(tmp_path / "a.h5") as source, pytest.raises(RecordError, match=f"no object {number} of {count} elem"):
+        source[0]
+
+
 @pytest.mark.parametrize("binary", [[], ["x"]])
 @pytest.mark.parametrize("inner", [(50,), (5, 10)])
 def test_a_row_of_many_references_to_one_text_takes_no_more_than_the_limit(

@@ -21,7 +21,7 @@ from sample_files import assert_same, datasets, write_samples
 
 import penstock
 from penstock.core.errors import RecordError, SourceError, WorkerKilledError
-from penstock.data.formats.lmdb.source import LMDBWriter
+from penstock.data.formats.lmdb.source import _MAGIC, _PREFIX, LMDBWriter
 from penstock.data.formats.tfrecord.example import serialize_example
 from penstock.data.schema import Field, Sample, Schema, plain
 
@@ -228,6 +228,16 @@ def test_a_value_above_the_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="1000 bytes are more than max_record_nbytes=999"):
         source[0]
     source.close()
+
+
+def test_a_value_of_which_parsing_takes_more_than_the_limit_is_refused(tmp_path: Path) -> None:
+    record = serialize_example({"x": [b""] * (1 << 20)})
+    database(tmp_path / "data", {b"0": _PREFIX.pack(_MAGIC, zlib.crc32(record)) + record})
+    with (
+        closing(penstock.open(tmp_path / "data", max_record_nbytes=32 << 20)) as source,
+        pytest.raises(RecordError, match=r"parsing it may take \d+ bytes; 33554432 are the most"),
+    ):
+        source[0]
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"\0" * 10_000, bytes(range(256)) * 64])

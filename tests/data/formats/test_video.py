@@ -295,6 +295,7 @@ def test_a_playlist_with_a_videos_name_opens_nothing(tmp_path: Path) -> None:
     for name, text in (
         ("list.mp4", f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:2,\n{good}\n#EXT-X-ENDLIST\n"),
         ("concat.mp4", f"ffconcat version 1.0\nfile {good}\n"),
+        ("beside.mp4", "ffconcat version 1.0\nfile good.mp4\n"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(RecordError, match=name):
@@ -315,6 +316,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "groups": (box(b"sgpd", 1 << 24, 0x73796E63, 1, MANY), "tables state 5"),
     "names": (box(b"keys", 0, MANY), "tables state 5"),
     "a compressed header": (box(b"moov", text=box(b"cmov", text=bytes(40))), "'cmov', which is not read"),
+    "fragments in a header": (box(b"moov", text=box(b"sidx", text=bytes(40))), "'sidx', which is not read"),
     "fragments in the data": (box(b"sidx", 0, 1, 25, 0, 4, 1, 100, 1, 0) + box(b"free", text=bytes(200)), "no box"),
     "a box without an end": (struct.pack(">I4s", 1 << 30, b"uuid"), "ends behind the end of the file"),
 }
@@ -327,6 +329,13 @@ def test_an_mp4_whose_tables_state_more_than_it_can_hold_is_not_opened(tmp_path:
     assert len(clips(path)) == 3
     path.write_bytes(path.read_bytes() + appended)
     with pytest.raises(RecordError, match=words):
+        clips(path)
+
+
+def test_a_first_box_of_another_kind_does_not_keep_the_tables_from_being_looked_at(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.mp4")
+    path.write_bytes(box(b"abcd", 0) + path.read_bytes() + HOSTILE["frames of one size"][0])
+    with pytest.raises(RecordError, match="cannot be decoded"):
         clips(path)
 
 

@@ -54,6 +54,16 @@ RUN = run_record.RunRecord(
 )
 
 
+def test_what_a_record_says_of_loaders_and_findings_shows_no_secret() -> None:
+    secret = "s3://KEY:SECRET@bucket/a"
+    loader = replace(
+        RUN.loaders[0], name=secret, made_at=secret, fallback_reason=secret, settings={"dataset": [secret]}
+    )
+    found = Finding(name="cause", cause=secret, evidence=secret, remedy=secret, loader=secret)
+    assert "SECRET" not in repr((loader, found))
+    assert loader.settings == {"dataset": ["s3://bucket/a"]}
+
+
 def test_a_saved_run_reads_back_equal(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     run_record.save(RUN, file)

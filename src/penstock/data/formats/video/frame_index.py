@@ -96,7 +96,6 @@ def open_container(path: str, max_pixels: int) -> Any:
         check_counts(path)
     options = {
         "format_whitelist": "mov" if is_mp4 else ",".join(_CONTAINERS),  # a playlist would open what it names
-        "protocol_whitelist": "file",
         "max_pixels": str(max_pixels),  # of what is decoded to find out what streams hold
     }
     container = av.open(f"file:{os.path.abspath(path)}", options=options, metadata_errors="replace")
