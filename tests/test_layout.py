@@ -26,11 +26,10 @@ def test_a_file_name_stands_for_one_thing() -> None:
     named = Counter(path.stem for path in MODULES if path.parent.name != "cli")
     twice = {name for name, count in named.items() if count > 1} - SAME_ROLE
     assert twice == set()
-    assert {path.stem for path in MODULES if path.stem in SAME_ROLE and "formats" not in path.parts} <= {
-        "source",  # data/source.py and data/writer.py hold the protocols of these roles
-        "writer",
+    assert {path.stem for path in MODULES if path.stem in SAME_ROLE and "formats" not in path.parts} == {
+        "source",  # data/source.py holds the class that those of this role derive from
     }
-    assert verbs & set(named) <= {"convert", "run"}
+    assert verbs & set(named) <= {"run"}
 
 
 def test_no_module_touches_what_is_private_in_another() -> None:
@@ -56,15 +55,11 @@ NOT_OURS = {
     "_endpoint",
     "_index_sampler",
     "_indices",
-    "_iterator",
     "_registry",
-    "_scale",
     "_schema",
     "_shutdown_workers",
-    "_snapshot",
     "_values",
     "_version",
-    "_world",
 }
 """Attributes of torch's, botocore's and Python's objects that some class of ours has under the same name."""
 

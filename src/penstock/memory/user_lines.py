@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import linecache
-import sys
 import sysconfig
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -31,11 +29,3 @@ def line_text(file: str, number: int) -> str:
     """Return a line's place and source: "train.py:31: loss = criterion(model(x), y)"."""
     source = linecache.getline(file, number).strip()
     return f"{Path(file).name}:{number}{f': {source}' if source else ''}"
-
-
-def users_line_now() -> str:
-    """Return the line of the user's own program that is being run."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return line_text(frame.f_code.co_filename, frame.f_lineno) if frame is not None else "a place that is not Python"

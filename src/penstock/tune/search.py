@@ -61,6 +61,8 @@ _FINALISTS = 4
 _ROUNDS = 2
 _UNSURE = 0.05
 _DRIFT = 0.3
+_TRIAL_S = 0.25
+"""What a trial takes at least."""
 _LONG_S = 8.0
 """A search that has taken longer skips prefetch, compares its finalists once, and reports what is uncertain."""
 
@@ -70,7 +72,6 @@ def tune(
     *,
     ram_nbytes: int | None = None,
     cpus: int | None = None,
-    trial_s: float = 0.25,
     report: Callable[[str], None] = lambda line: None,
 ) -> TuneResult:
     """Find the setting with which the loop is fastest, and of equally fast ones the one that takes least.
@@ -81,7 +82,6 @@ def tune(
         cpus: the most processors that workers may keep busy; those that this process may use by default. Workers that
             sleep count by the time they run: with samples that wait for storage there may be 32 per processor, at most
             64.
-        trial_s: how long a trial is at least.
         report: called with a line for each trial.
 
     Raises:
@@ -94,7 +94,7 @@ def tune(
     with TrialBench(
         loop, most=min(_MOST_WORKERS, _WORKERS_PER_CPU * most), one_at_a_time=ram_nbytes is not None
     ) as bench:
-        return _Search(loop, bench, ram, most, trial_s, report, may_crowd=cpus is None).run()
+        return _Search(loop, bench, ram, most, report, may_crowd=cpus is None).run()
 
 
 @dataclass(slots=True)
@@ -103,7 +103,6 @@ class _Search:
     bench: TrialBench
     ram_nbytes: int
     cpus: int
-    trial_s: float
     report: Callable[[str], None]
     may_crowd: bool
     """Whether workers may together compute more than `cpus` at times: those are all there are."""
@@ -162,7 +161,7 @@ class _Search:
         if is_new and setting.workers and not self.budget.allows(setting):
             self.left_out[setting] = self.budget.needed_nbytes(setting)
             return None
-        trial = self.bench.measure(setting, at_least_s=self.trial_s * longer, at_most_s=4 * self.trial_s * longer)
+        trial = self.bench.measure(setting, at_least_s=_TRIAL_S * longer, at_most_s=4 * _TRIAL_S * longer)
         if is_new:
             self.budget.learn(trial)
         if trial.setting.workers and trial.ram_nbytes > self.ram_nbytes:

@@ -38,18 +38,13 @@ class MediaRows:
         table: where they come from, for messages.
         rows: all of the same fields.
         column: which of them names the file; None for the only one whose values do.
-        categories: of COCO.
 
     Raises:
         SourceError: there are no rows, they differ in their fields, or none is called `column`.
     """
 
-    def __init__(
-        self, table: str, rows: Sequence[Mapping[str, Any]], column: str | None, categories: Mapping[int, str]
-    ) -> None:
+    def __init__(self, table: str, rows: Sequence[Mapping[str, Any]], column: str | None) -> None:
         self.table = table
-        self.categories = dict(categories)
-        """The name of each of COCO's labels."""
         if not rows:
             raise SourceError(f"{table} has no rows")
         names = [*rows[0]]
@@ -126,7 +121,7 @@ def read_rows(media: Table, folder: str, column: str | None, open_table: Callabl
         SourceError: the table cannot be read.
     """
     if not isinstance(media, str | os.PathLike):
-        return MediaRows(getattr(media, "where", "media="), [*media], column, {})
+        return MediaRows(getattr(media, "where", "media="), [*media], column)
     path = os.fspath(media)
     beside = os.path.join(folder, path)
     path = beside if not os.path.exists(path) and os.path.exists(beside) else path
@@ -138,7 +133,7 @@ def read_rows(media: Table, folder: str, column: str | None, open_table: Callabl
                 found = None
         if isinstance(found, dict) and isinstance(found.get("images"), list):
             return _of_coco(path, found, column)
-    return MediaRows(path, [*open_table(path)], column, {})
+    return MediaRows(path, [*open_table(path)], column)
 
 
 def _of_coco(path: str, found: dict[str, Any], column: str | None) -> MediaRows:
@@ -154,10 +149,9 @@ def _of_coco(path: str, found: dict[str, Any], column: str | None) -> MediaRows:
             for name in names:
                 row |= _annotated(name, [one.get(name) for one in own])
             rows.append(row)
-        categories = {int(one["id"]): str(one["name"]) for one in found.get("categories", [])}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise SourceError(f"{path} has images and annotations, and is not as COCO's: {error!r}") from error
-    return MediaRows(path, rows, column or "file_name", categories)
+    return MediaRows(path, rows, column or "file_name")
 
 
 def _annotated(name: str, values: list[Any]) -> dict[str, Any]:

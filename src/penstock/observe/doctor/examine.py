@@ -21,7 +21,7 @@ from penstock.observe.doctor.contents.compare_loaders import compare_loaders, li
 from penstock.observe.doctor.loader_probes import measure_parts
 from penstock.observe.doctor.measurement_log import MeasurementLog, describe_error
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.probes.machine_limits import CGROUP, SHM, MachineLimits
+from penstock.observe.doctor.probes.machine_limits import CGROUP, MachineLimits
 from penstock.observe.doctor.probes.time_limit import time_limit
 from penstock.observe.doctor.trials.batch_source import impatient_close
 from penstock.observe.doctor.trials.examined_loop import run_loop
@@ -50,7 +50,6 @@ def examine(
     on_error: Callable[[Exception], None] | None = None,
     say: Callable[[str], None] = lambda text: None,
     cgroup: Path = CGROUP,
-    shm: Path = SHM,
 ) -> Measurements:
     """Measure a loop or a loader.
 
@@ -62,7 +61,6 @@ def examine(
         on_error: is called with the exception that ended the loop early, if it has.
         say: is called with a line of text whenever something new begins.
         cgroup: where the kernel shows this process's control group.
-        shm: where torch's workers put their batches.
 
     Raises:
         OptionError: `loop` is none of these.
@@ -77,7 +75,7 @@ def examine(
         (True, 0)
     """
     began = time.perf_counter()
-    limits, log = MachineLimits(cgroup, shm), MeasurementLog()
+    limits, log = MachineLimits(cgroup), MeasurementLog()
 
     def plan(loader: DataLoader[Any], has_step: bool) -> Any:
         return plan_sources(loader, limits.measure(), has_step=has_step)

@@ -77,13 +77,6 @@ class Trial:
         return statistics.median(max(0.0, one.wall_s - one.start_s) / one.batches for one in self.windows)
 
     @property
-    def wait_within_epoch_s(self) -> float | None:
-        """Mean seconds per batch in which the loop waited, without the starts of epochs."""
-        if not self.windows:
-            return None
-        return sum(one.wait_s - one.start_s for one in self.windows) / sum(one.batches for one in self.windows)
-
-    @property
     def idle_machine_s(self) -> float | None:
         """Median seconds per batch, without the time in which the loop waited for a processor."""
         if not self.windows:

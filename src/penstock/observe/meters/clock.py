@@ -51,10 +51,10 @@ class Clock:
         return (time.perf_counter_ns() - self.monotonic_ns) / 1e9
 
 
-def read_clock(tries: int = 16) -> Clock:
-    """Read both clocks, and return the closest of `tries` pairs of readings (usually below a microsecond apart)."""
+def read_clock() -> Clock:
+    """Read both clocks, and return the closest of 16 pairs of readings (usually below a microsecond apart)."""
     best: Clock | None = None
-    for _ in range(tries):
+    for _ in range(16):
         before = time.perf_counter_ns()
         unix = time.time_ns()
         after = time.perf_counter_ns()

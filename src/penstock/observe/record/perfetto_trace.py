@@ -58,15 +58,15 @@ def trace_of_events(loaders: Sequence[LoaderEvents], clock: Clock, pid: int) -> 
     return Trace(base_ns=base_ns, events=tuple(found))
 
 
-def trace_of_timeline(record: RunRecord, pid: int = 0) -> Trace:
+def trace_of_timeline(record: RunRecord) -> Trace:
     """Return the timeline of a saved run as counters: throughput, fractions of the time, queue, memory."""
     started_ns = record.started_unix_ns or _parsed_ns(record.started)
     base_ns = trace_base_ns(started_ns)
-    found = [_meta("process_name", pid, 0, f"penstock: {' '.join(record.command)}")]
+    found = [_meta("process_name", 0, 0, f"penstock: {' '.join(record.command)}")]
 
     def count(name: str, at_s: float, **values: float) -> None:
         ts = _micros(started_ns + round(at_s * 1e9), base_ns)
-        found.append({"ph": "C", "cat": "penstock", "name": name, "pid": pid, "tid": 0, "ts": ts, "args": values})
+        found.append({"ph": "C", "cat": "penstock", "name": name, "pid": 0, "tid": 0, "ts": ts, "args": values})
 
     for span in build_time_series(record.timeline).spans:
         count("samples/s", span.from_s, samples_per_s=span.samples_per_s)

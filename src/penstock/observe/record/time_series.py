@@ -60,11 +60,6 @@ class TimeSeries:
     points: tuple[TimelinePoint, ...] = ()
     """The timeline, for gauges such as queues and memory; at least two, or none."""
 
-    @property
-    def has_device(self) -> bool:
-        """Whether device memory was measured."""
-        return any(point.device_nbytes is not None for point in self.points)
-
 
 def build_time_series(points: Sequence[TimelinePoint]) -> TimeSeries:
     """Return the time series of a timeline; an empty one if it has fewer than two points."""

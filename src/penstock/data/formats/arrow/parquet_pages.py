@@ -26,7 +26,7 @@ _SPARE_NBYTES = 100
 _DICTIONARY_PAGE = 2
 _OF_DICTIONARY, _DELTA_BYTES = (2, 8), 7
 """Encodings whose values may be many times their page: numbers of dictionary entries, and ends of the value before."""
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 _DEEPEST = 16
 
 

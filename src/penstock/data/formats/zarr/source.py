@@ -153,7 +153,7 @@ def _open_group(path: str) -> Any:
 
 def _probe_group(path: str, fields: Selection, limits: _Limits) -> FileColumns:
     try:
-        there = _find_arrays(_open_group(path), fields, path)
+        there = _find_arrays(_open_group(path), fields)
         found = {new: _column(path, own, there[own], limits) for new, own in fields.names(there, path).items()}
     except PenstockError:
         raise
@@ -187,7 +187,7 @@ def _name_unopened(path: str) -> str:
     return ""
 
 
-def _find_arrays(root: Any, fields: Selection, path: str) -> dict[str, Any]:
+def _find_arrays(root: Any, fields: Selection) -> dict[str, Any]:
     """Return arrays, and groups of ragged ones, by their paths: those that are wanted, or all if one is not there."""
     if isinstance(root, need("zarr", "zarr").Array):
         return {"array": root}

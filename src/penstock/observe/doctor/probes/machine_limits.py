@@ -11,7 +11,7 @@ from penstock.observe.doctor.measurements import Machine
 from penstock.observe.doctor.probes import proc
 
 CGROUP = Path("/sys/fs/cgroup")
-SHM = Path("/dev/shm")
+_SHM = Path("/dev/shm")
 
 
 class MachineLimits:
@@ -22,7 +22,7 @@ class MachineLimits:
         shm: the file system into which torch's workers put their batches.
     """
 
-    def __init__(self, cgroup: Path = CGROUP, shm: Path = SHM) -> None:
+    def __init__(self, cgroup: Path = CGROUP, shm: Path = _SHM) -> None:
         self._cgroup = cgroup
         self._shm = shm
         self._throttled_s = self._throttled()
