@@ -27,7 +27,7 @@ from penstock.core.errors import OptionError, SourceError, TransportError
 from penstock.core.random_states import draw_once
 from penstock.core.shared_bytes import SharedBytes
 from penstock.data.sample_cache import sample_file
-from penstock.loader.checkpoint.dataset_fingerprint import parts_of
+from penstock.loader.checkpoint.dataset_fingerprint import fingerprint
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -269,8 +269,8 @@ def test_what_keeps_no_state_keeps_none_when_it_is_cached() -> None:
 
 def test_a_checkpoint_knows_a_dataset_with_a_cache_as_the_one_without() -> None:
     data = TensorDataset(torch.arange(8))
-    assert parts_of(penstock.cached(data, "ram", limit="1MiB")) == parts_of(data) != {}
-    assert parts_of(Numbers().cached("ram", limit="1MiB")) == parts_of(Numbers()) != {}
+    assert fingerprint(penstock.cached(data, "ram", limit="1MiB")) == fingerprint(data) != {}
+    assert fingerprint(Numbers().cached("ram", limit="1MiB")) == fingerprint(Numbers()) != {}
 
 
 # ── refused ─────────────────────────────────────────────────────────────────────────────────────────────────
