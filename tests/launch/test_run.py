@@ -203,7 +203,7 @@ def test_a_run_json_that_cannot_be_written_does_not_change_the_exit_code(tmp_pat
     path = script(tmp_path, "import os, sys; os.rmdir('folder'); sys.exit(4)")
     run = penstock(tmp_path, "run", "--json", "folder/run.json", path.name)
     assert run.returncode == 4
-    assert "cannot be written" in run.stderr.splitlines()[-2]
+    assert "cannot be written" in run.stderr.splitlines()[-1]
 
 
 def test_loaders_made_anew_for_every_epoch_are_reported_as_one(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ SHARDS, LINES = 5, 700
 @pytest.fixture(autouse=True)
 def _hang_up_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.data.storage.event_loop.LINGER_S", 0.05)
+    QUICK._seen.clear()  # each test has another server, with other files of the same names
 
 
 @pytest.fixture(scope="module")

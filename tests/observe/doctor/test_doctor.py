@@ -155,12 +155,14 @@ def test_a_training_function_is_ended_after_the_trials_and_its_validation_is_not
     steps = []
 
     def train() -> None:
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
         for _ in range(10_000):
             with torch.no_grad():
                 for _ in DataLoader(Numbered(2), batch_size=1):
                     pass
             for batch in DataLoader(Named(64), batch_size=2):
                 steps[:] = [batch["x"].sum()]
+                optimizer.step()
         raise AssertionError("the loop was not ended")
 
     found = examine(train, seconds=1.0)
