@@ -151,7 +151,7 @@ def test_samples_that_wait_are_counted_as_asleep(workers: int) -> None:
             return 8
 
         def __getitem__(self, index: int) -> int:
-            time.sleep(0.002)
+            time.sleep(0.02)  # longer than a busy machine lets a thread wait for a core
             return index
 
     loader = DataLoader(Distant(), batch_size=4, num_workers=workers)

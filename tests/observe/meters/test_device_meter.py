@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +43,7 @@ def driver(busy: dict[str, int]) -> Any:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand in for a machine of three GPUs, of which the program uses the last two."""
+    gc.collect()  # training steps of earlier tests, whose weights would be looked for on these GPUs
     state = {"initialized": False, "allocated": [0, 5, 7], "reserved": [0, 10, 20], "peak": [0, 6, 9], "asked": []}
 
     def stats(index: int) -> dict[str, int]:
