@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+_LOOK_STEPS = 4
+
 
 class OptimizerWatch:
     """Knows whether there is an optimizer, and how many steps they have made, while `patched`."""
@@ -23,8 +25,12 @@ class OptimizerWatch:
         self._first_step_at = 0.0
 
     def trains_without_loader(self, seconds: float, since: float) -> bool:
-        """Return whether optimizers have been at work for so long since then, when a loader was last used."""
-        return self.steps > 1 and time.perf_counter() - max(self._first_step_at, since) > seconds
+        """Return whether optimizers have been at work for so long since then, when a loader was last used.
+
+        More steps than tell a loop from a look (see `TrialScheduler`) have to be seen: a program that waits for a
+        processor in the loop after a look trains no less with a loader.
+        """
+        return self.steps > _LOOK_STEPS and time.perf_counter() - max(self._first_step_at, since) > seconds
 
     def _note_step(self) -> None:
         self.steps += 1
