@@ -764,6 +764,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path, tfrec
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path, tfrecord: Path) -> None:
     (tmp_path / "out.lmdb.partial").write_text("a file in its place")
+    (tmp_path / "out.lmdb.partial").chmod(0o600)
     with pytest.raises(SourceError, match="where the conversion works, cannot be created"):
         convert(tfrecord, tmp_path / "out.lmdb", workers=0)
 
